@@ -129,6 +129,11 @@ class BatchRecorder:
             self._next = self._numbers.step_of(own, self._next)
         self._record(own)
 
+    @property
+    def claimed(self) -> bool:
+        """True if a trainer or a monitor counts the steps."""
+        return self._claimed
+
     def claim(self, *, only_first: bool) -> None:
         """Ignore optimizer steps until `release` is called. Only reported steps count.
 

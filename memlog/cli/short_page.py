@@ -27,6 +27,7 @@ from memlog.findings import beyond, evidence_and_remedy
 from memlog.journal import RunDirectory
 from memlog.reports.largest_step import like_another, shapes
 from memlog.reports.schema import Summary
+from memlog.reports.survived import survived
 
 _MOST_LINES = 25
 _SIZES = ((6, 3), (5, 2), (4, 1), (3, 1), (2, 0))
@@ -53,7 +54,7 @@ def _parts(
     yield from _cause(summary, evidence)
     yield ""
     yield head(summary, short=True)
-    yield section("Peaks", peaks(console, summary.run, _main_peaks(summary, shown_peaks)))
+    yield section("Peaks", peaks(console, summary, _main_peaks(summary, shown_peaks)))
     if summary.health.delivered:
         yield section("Delivery", table_of(trackers(console, summary, short=True)))
     yield ""
@@ -92,7 +93,7 @@ def _importance(each: tuple[str, Peak]) -> tuple[int, int]:
 def _short_facts(summary: Summary) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {}
     if summary.survived_failures:
-        facts["failures"] = _survived(summary)
+        facts["failures"] = survived(summary)
     if summary.traced.steps:
         facts["traced"] = worst_traced(summary.traced)
     if summary.largest_step is not None:
@@ -111,19 +112,6 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
         more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
         facts["alerts"] = f"{alerts[-1].title}{more}"
     return facts
-
-
-def _survived(summary: Summary) -> str:
-    number, first, last = (
-        summary.survived_failures,
-        summary.survived_first_step,
-        summary.survived_last_step,
-    )
-    what = (
-        "1 allocation failed and was" if number == 1 else f"{number:,} allocations failed and were"
-    )
-    where = f"at step {first:,}" if first == last else f"at steps {first:,} to {last:,}"
-    return f"{what} survived {where}"
 
 
 def _trouble(summary: Summary) -> dict[str, str | Text]:

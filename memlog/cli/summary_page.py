@@ -22,7 +22,7 @@ from memlog.cli.output import (
     plain,
     table,
 )
-from memlog.events import ALLOCATED, CGROUP, RESERVED, PeakSource
+from memlog.events import ALLOCATED, CGROUP, HOST_RSS, RESERVED, PeakSource
 from memlog.facts.peaks import Peak
 from memlog.facts.traced_steps import among
 from memlog.findings import evidence_and_remedy
@@ -34,6 +34,7 @@ from memlog.reports.schema import (
     Summary,
     TracedFacts,
 )
+from memlog.reports.survived import survived
 from memlog.sink import Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
@@ -55,10 +56,12 @@ def print_everything(console: Console, summary: Summary) -> None:
     console.print(head(summary))
     if summary.findings:
         _print_section(console, "Findings", _findings(summary))
-    _print_section(console, "Peaks", peaks(console, summary.run, all_peaks(summary)))
+    _print_section(console, "Peaks", peaks(console, summary, all_peaks(summary)))
     if summary.largest_step is not None:
         facts = _largest_step(summary.largest_step)
         _print_section(console, "Inputs of the step that made the peak", table_of(facts))
+    if failures := survived(summary):
+        _print_section(console, "Failed allocations", plain(failures))
     for axis in _AXES:
         metrics = {name: m for name, m in summary.metrics.items() if m.axis == axis}
         if metrics:
@@ -182,15 +185,15 @@ def all_peaks(summary: Summary) -> list[tuple[str, Peak]]:
     ]
 
 
-def peaks(console: Console, run: RunFacts, shown: Iterable[tuple[str, Peak]]) -> Table:
+def peaks(console: Console, summary: Summary, shown: Iterable[tuple[str, Peak]]) -> Table:
     headings = ("memory", "peak", "how obtained", "at")
     made = table(console, *headings, right=["peak"], folded=["how obtained"])
     for kind, peak in shown:
         made.add_row(
             plain(kind),
-            format_bytes(peak.bytes) + _share(run, kind, peak),
+            format_bytes(peak.bytes) + _share(summary.run, kind, peak),
             _SOURCES[peak.source],
-            _where(peak),
+            _where(peak) + _phase(summary, kind),
         )
     return made
 
@@ -217,6 +220,18 @@ def _where(peak: Peak) -> str:
     if peak.step is not None:
         return f"step {peak.step:,}"
     return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
+
+
+def _phase(summary: Summary, kind: str) -> str:
+    """Return the phase that reached a peak; empty if none did, or if that is unknown."""
+    name = "host" if kind == HOST_RSS else kind.removesuffix(ALLOCATED)
+    made = (
+        label
+        for label, facts in summary.phases.items()
+        if name in facts.peaks and facts.peaks[name].made_the_peak
+    )
+    label = next(made, None)
+    return "" if label is None else f", in `{label}`"
 
 
 def _metrics_heading(axis: Axis, metrics: Mapping[str, MetricSummary]) -> str:

@@ -35,16 +35,20 @@ from memlog.estimates.cublas import Cublas
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.cuda_kernels.layers import by_cudnn
 from memlog.estimates.cuda_workspaces import computed_from_shapes
+from memlog.estimates.places import Places
 from memlog.estimates.renorm_on_cuda import renorm
 from memlog.estimates.rms_norm_on_cuda import rms_norm
-from memlog.tracer.engines.cpu import library_memory, patches
+from memlog.tracer.engines.cpu import library_memory, live_storages, patches
 
 _FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
 
 
 @contextmanager
-def as_on_cuda(gpu: Gpu) -> Iterator[None]:
-    """Make operations of this process behave as on a CUDA device inside the block."""
+def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
+    """Make operations of this process behave as on a CUDA device inside the block.
+
+    Traces leave out tensors that ``places`` finds on the host.
+    """
     library = torch.library.Library("aten", "IMPL")
     types = [*torch_optimizer._foreach_supported_types, FakeTensor]
     onednn = torch._C._get_mkldnn_enabled()
@@ -65,10 +69,11 @@ def as_on_cuda(gpu: Gpu) -> Iterator[None]:
         with (
             patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
             patch.object(torch_optimizer, "_foreach_supported_types", types),
-            patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu"]),
+            patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu", "cuda"]),
             computed_from_shapes(gpu),
             convolution_layouts.of_cudnn(),
-            library_memory.counted(Cublas(gpu)),
+            live_storages.placed_by(places),
+            library_memory.counted(Cublas(gpu, places)),
             patches.RANDOM_STATE_COPIES.without_listeners(),  # they lie on the host
         ):
             yield

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.places import DEVICE, Places
 from memlog.tracer import torch_private
 
 _NAMES: Final = """
@@ -34,7 +35,8 @@ _WITH_LARGE: Final = (9, 10, 12)
 class Cublas:
     """Workspaces of the handles that a traced step uses."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, places: Places) -> None:
+        self._places = places
         self._size = workspace_size(gpu)
         self._of_threads: dict[bool, Tensor] = {}
 
@@ -46,9 +48,10 @@ class Cublas:
         if torch_private.operation_name(func).rstrip("_") not in _PRODUCTS or not self._size:
             return ()
         backward = torch_private.backward_task() != torch_private.NO_TASK
-        if backward in self._of_threads:
+        if backward in self._of_threads or self._places.is_elsewhere(self._places.of_operation()):
             return ()
-        self._of_threads[backward] = torch.empty(self._size, dtype=torch.uint8)
+        with self._places.asking(DEVICE):
+            self._of_threads[backward] = torch.empty(self._size, dtype=torch.uint8)
         return (self._of_threads[backward],)
 
 

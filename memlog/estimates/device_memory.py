@@ -88,15 +88,14 @@ class Replay:
 
     def __init__(self, training: TracedTraining) -> None:
         first, later = _Events(training.first), _Events(training.later)
-        on_host, same = training.on_host, training.same
+        same = training.same
         self._recurrent = training.recurrent
         self._set_up = list(_set_up(first.before, training))
-        self._first = [each for each in first.changes if each[0] not in on_host]
+        self._first = first.changes
         # A later step's own storages get keys below 0, so that no key means two storages.
         keys = {key: same.get(key, -key) for key in (*later.before, *later.sizes)}
         self._between = [(keys[key], size) for key, size in later.before.items() if key not in same]
-        changes = ((keys[key], size) for key, size in later.changes)
-        self._later = [each for each in changes if each[0] not in on_host]
+        self._later = [(keys[key], size) for key, size in later.changes]
         self._replaced = [(keys[new], keys[old]) for new, old in later.replaced()]
         self._kept = [keys[key] for key in later.kept()]
 
@@ -211,7 +210,7 @@ class _Run:
 
 def _set_up(before: dict[int, int], training: TracedTraining) -> Iterator[_Change]:
     """Return the allocations before the first step: those of the model, then all others."""
-    rest = {key: size for key, size in before.items() if key not in training.on_host}
+    rest = dict(before)
     for number, group in enumerate(training.set_up):
         found = [(key, size) for key in group if (size := rest.pop(key, 0))]
         yield from found

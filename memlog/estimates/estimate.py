@@ -12,9 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memlog._internal.text_parser import read_size
-from memlog._internal.units import format_bytes
+from memlog._internal.units import MIB, format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
+from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.device_memory import (
     CONTEXT,
     NO_BACKWARD,
@@ -27,6 +28,7 @@ from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
+from memlog.estimates.places import Places
 from memlog.estimates.question import Question
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import exporters
@@ -59,6 +61,8 @@ class Estimate:
         length: Length of a sequence; ``None`` if `estimate` did not get it.
         peak: Maximum number of bytes that tensors take at the same time. On a CUDA device, it includes
             cuBLAS's workspaces and the rounding of sizes, as ``torch.cuda.max_memory_allocated`` does.
+        on_host: Maximum number of bytes that the program's tensors take on the host at the same time, such
+            as a dataset, offloaded activations and outputs. They are not in ``peak``. 0 on the CPU.
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
         recording: The trace of the step with the highest peak, which memlog's exporters read.
@@ -71,6 +75,7 @@ class Estimate:
         self.batch = question.size
         self.length = question.length
         found = question.trace(mode)
+        self.on_host = found.on_host if isinstance(found, TracedTraining) else 0
         self._replay = Replay(found) if isinstance(found, TracedTraining) else None
         self.recording: RecordedTrace = (
             max(found.later, found.first, key=_peak) if isinstance(found, TracedTraining) else found
@@ -231,6 +236,8 @@ class Estimate:
         on = "" if self.gpu is None else f" on the GPU {self.gpu}"
         rows = [(f"peak of all tensors{on}", format_bytes(self.peak))]
         rows += [(f"  {name}", format_bytes(size)) for name, size in self.categories.items()]
+        if self.on_host >= MIB:
+            rows.append(("tensors on the host, not in the peak", format_bytes(self.on_host)))
         if self.reserved is not None:
             rows.append(("reserved by the allocator", format_bytes(self.reserved)))
         for each in self.besides:
@@ -361,8 +368,9 @@ def estimate_made_by(
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.
     """
-    mode = FakeMode()
-    with reasons(), mode, all_on_cpu():
+    kind, gpu = chosen(device)
+    mode = FakeMode(Places() if kind == "cuda" else None)
+    with reasons(), mode, all_on_cpu(mode.places), real_indices():
         made = make()
     unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
     if unknown:
@@ -370,6 +378,5 @@ def estimate_made_by(
             f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
             "expandable_segments"
         )
-    kind, gpu = chosen(device)
     question = Question(**made, batch=batch, length=length, device=kind, gpu=gpu)
     return Estimate(question, mode)

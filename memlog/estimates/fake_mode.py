@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import convolution_layouts, lstm_on_cpu, repetitions
+from memlog.estimates.places import Places
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of
 from memlog.estimates.results_on_cuda import CORRECTIONS
 
@@ -138,14 +139,16 @@ class FakeMode(FakeTensorMode):
     Attributes:
         convert: Function that replaces a real tensor in an operation's arguments by a fake tensor. ``None``:
             torch makes a new fake tensor for each operation.
+        places: Devices on which the tensors would lie; ``None``: nobody asks for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._attributes = vars(FakeTensor(self, torch.empty(0, device=_META), _CPU)).copy()
         # memlog has its own cache. The checks of torch's cache would take more time than that cache saves.
         self.cache_enabled = False
         self.convert: Callable[[Tensor], Tensor] | None = None
+        self.places = places
 
     def __deepcopy__(self, memo: object) -> FakeMode:
         """Return the mode itself, so that the copy of a fake tensor belongs to the same mode."""
@@ -161,6 +164,18 @@ class FakeMode(FakeTensorMode):
             # Autograd asks for the device several times for each operation.
             return args[0].fake_device
         kwargs = kwargs or {}
+        places = self.places
+        if places is None:
+            return self._run(func, types, args, kwargs)
+        places.inside += 1
+        try:
+            out = self._run(func, types, args, kwargs)
+            places.follow(func, args, kwargs, out)
+        finally:
+            places.inside -= 1
+        return out
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         layouts = convolution_layouts.are_of_cudnn()
         key: list[Any] = [func, torch.get_default_dtype(), layouts, *kwargs]
         described = (

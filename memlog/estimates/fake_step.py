@@ -26,6 +26,8 @@ from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.device_names import all_on_cpu
+from memlog.estimates.places import HOST, Places
+from memlog.estimates.several_processes import needs_other_processes
 from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
 from memlog.estimates.unknown_values import ArrayMadeError, ValueUsedError, unknown_values
 from memlog.trace.records import RecordedTrace
@@ -97,7 +99,11 @@ def traced_step(
 
 
 def traced_training(
-    step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer], gpu: Gpu
+    step: Callable[[], object],
+    model: nn.Module | None,
+    optimizers: Sequence[Optimizer],
+    gpu: Gpu,
+    places: Places,
 ) -> TracedTraining:
     """Trace the first two training steps, with operations that behave as on a CUDA device.
 
@@ -110,8 +116,11 @@ def traced_training(
         register_module_forward_pre_hook(lambda module, _: called.add(type(module))),
     )
     try:
-        with reasons(), all_on_cpu(), as_on_cuda(gpu), unknown_values():
-            window = _window(model, optimizers)
+        with reasons(), all_on_cpu(places), as_on_cuda(gpu, places), unknown_values():
+            if model is not None:
+                places.train((*model.parameters(), *model.buffers()))
+            with places.asking(None):
+                window = _window(model, optimizers)
             window.start()
             try:
                 set_up = tuple(
@@ -121,10 +130,13 @@ def traced_training(
                 gc.collect()  # the next trace would count garbage as memory in use
                 between = torch_private.live_fakes()
                 before = window.serials(between)
-                on_host = list(window.serials(host_tensors(stepped)).values())
+                for tensor in host_tensors(stepped):
+                    places.put(tensor, HOST)
             finally:
                 first = window.stop()
-            window = _window(model, optimizers)
+            on_host = window.elsewhere
+            with places.asking(None):
+                window = _window(model, optimizers)
             window.start()
             try:
                 after = window.serials(between)
@@ -135,10 +147,11 @@ def traced_training(
     finally:
         for hook in hooks:
             hook.remove()
+    on_host = max(on_host, window.elsewhere)
     same = {after[storage]: before[storage] for storage in after.keys() & before.keys()}
     recurrent = any(issubclass(kind, nn.RNNBase) for kind in called)
     traces = _complete(first), _complete(later)
-    return TracedTraining(*traces, set_up, same, frozenset(on_host), recurrent)
+    return TracedTraining(*traces, set_up, same, on_host, recurrent)
 
 
 def _window(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> TraceWindow:
@@ -168,36 +181,7 @@ def reasons() -> Iterator[None]:
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield
     except (ValueUsedError, DataDependentOutputException, DynamicOutputShapeException) as error:
-        # float(), int() and bool() are one operation, whose name tells users nothing.
-        if str(error) and "_local_scalar_dense" not in str(error):
-            raise ConfigurationError(
-                f"{_place(error)}the operation {error} depends on a tensor's values, but an estimate "
-                "computes none: leave it out of the step, or use one whose result always has the same size, "
-                "such as torch.where instead of a mask in brackets"
-            ) from error
-        deciding = _optimizer_that_raised(error)
-        if deciding:
-            raise ConfigurationError(
-                f"{_place(error)}the optimizer of torch.optim.{deciding} decides by a tensor's value, "
-                "such as that of the closure's loss, but an estimate computes no values: estimate the step "
-                "with an optimizer that decides by none, such as torch.optim.SGD"
-            ) from error
-        called = _called_in_torch(error)
-        if called.startswith("torch.distributions."):
-            raise ConfigurationError(
-                f"{_place(error)}{called} checks the values of its arguments, but an estimate computes no "
-                "values: pass validate_args=False"
-            ) from error
-        if called:
-            raise ConfigurationError(
-                f"{_place(error)}{called} decides by a tensor's value, but an estimate computes no values: "
-                "leave it out of the step"
-            ) from error
-        raise ConfigurationError(
-            f"{_place(error)}this line needs a tensor's value, for a comparison, an if, or a conversion such "
-            "as float(), but an estimate computes no values: write loss.item() to print the value or "
-            "calculate with it, and leave code that decides by it out of the step"
-        ) from error
+        raise ConfigurationError(_place(error) + _value_needed(error)) from error
     except ArrayMadeError as error:
         raise ConfigurationError(
             f"{_place(error)}the step makes a NumPy array of a tensor, but an estimate computes no values: "
@@ -211,9 +195,46 @@ def reasons() -> Iterator[None]:
         ) from error
     except (AssertionError, RuntimeError) as error:
         reason = next((text for part, text in _REASONS.items() if part in str(error)), None)
+        reason = reason or needs_other_processes(error)
         if reason is None:
             raise
         raise ConfigurationError(f"{_place(error)}{reason}") from error
+
+
+def _value_needed(error: Exception) -> str:
+    """Return the reason of an error because a step needs the value of a tensor."""
+    # float(), int() and bool() are one operation, whose name tells users nothing.
+    if str(error) and "_local_scalar_dense" not in str(error):
+        return (
+            f"the operation {error} depends on a tensor's values, but an estimate "
+            "computes none: leave it out of the step, or use one whose result always has the same size, "
+            "such as torch.where instead of a mask in brackets"
+        )
+    elsewhere = needs_other_processes(error)
+    if elsewhere:
+        return elsewhere
+    deciding = _optimizer_that_raised(error)
+    if deciding:
+        return (
+            f"the optimizer of torch.optim.{deciding} decides by a tensor's value, but an estimate computes "
+            "no values: estimate the step with an optimizer that decides by none, such as torch.optim.SGD"
+        )
+    called = _called_in_torch(error)
+    if called.startswith("torch.distributions."):
+        return (
+            f"{called} checks the values of its arguments, but an estimate computes no values: pass "
+            "validate_args=False"
+        )
+    if called:
+        return (
+            f"{called} decides by a tensor's value, but an estimate computes no values: leave it out of the "
+            "step"
+        )
+    return (
+        "this line needs a tensor's value, for a comparison, an if, or a conversion such "
+        "as float(), but an estimate computes no values: write loss.item() to print the value or "
+        "calculate with it, and leave code that decides by it out of the step"
+    )
 
 
 def _optimizer_that_raised(error: BaseException) -> str:

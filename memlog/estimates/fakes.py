@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.places import DEVICE
 
 
 class Fakes:
@@ -44,6 +45,9 @@ class Fakes:
             fake = self._mode.empty(tensor.shape, tensor.stride(), tensor.dtype)
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, tensor.requires_grad)
+            if tensor.is_cuda and self._mode.places is not None:
+                self._mode.places.put(fake, DEVICE)
+                self._mode.places.cuda_named()
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
@@ -85,6 +89,8 @@ class Fakes:
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used
+            if self._mode.places is not None:
+                self._mode.places.stand_in = self.counted
             undo.callback(setattr, self._mode, "convert", None)
             for module in () if model is None else model.modules():
                 self._replace_in(module._parameters, undo)

@@ -17,6 +17,8 @@ from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes
+from memlog.estimates.places import Places
+from memlog.estimates.several_processes import refuse_several_processes
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead
@@ -99,14 +101,18 @@ class Question:
 
         If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``.
         """
-        mode = mode or FakeMode()
+        mode = mode or FakeMode(Places() if self.device == "cuda" else None)
         fakes = Fakes(mode)
         given = [each for each in _several(self.optimizer) if isinstance(each, Optimizer)]
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
+        if known is not None:
+            refuse_several_processes(known)
         with fakes.replace(known, given), counted_instead(fakes.counted), mode, reasons():
-            with all_on_cpu():
+            with all_on_cpu(mode.places):
                 model = _made("model", nn.Module, self.model)
+                if model is not None:
+                    refuse_several_processes(model)
                 if model is not None and are_compiled([model]):
                     raise ConfigurationError(
                         "what compiled code allocates can't be known without running it: pass the model "
@@ -121,8 +127,8 @@ class Question:
             def step() -> object:
                 return self.step(**arguments)
 
-            if self.device == "cuda":
-                return traced_training(step, model, optimizers, self.gpu)
+            if mode.places is not None:
+                return traced_training(step, model, optimizers, self.gpu, mode.places)
             return traced_step(step, model, optimizers, measure=True)
 
 

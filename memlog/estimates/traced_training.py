@@ -23,7 +23,7 @@ class TracedTraining(NamedTuple):
         set_up: Keys in ``first`` of the model's storages, in the order in which ``model.to(device)``
             allocates them. Each tuple has the storages of one group, see `moved_together`.
         same: For keys in ``later``, the keys of the same storages in ``first``.
-        on_host: Keys in ``first`` of storages that lie on the CPU in a real training.
+        on_host: Highest number of bytes of tensors on the host, which the traces leave out.
         recurrent: True if a recurrent layer ran.
     """
 
@@ -31,7 +31,7 @@ class TracedTraining(NamedTuple):
     later: RecordedTrace
     set_up: Sequence[Sequence[int]]
     same: Mapping[int, int]
-    on_host: frozenset[int]
+    on_host: int
     recurrent: bool
 
 

@@ -18,6 +18,9 @@ from torch.optim.optimizer import (
 from torch.overrides import TorchFunctionMode
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.data_loaders import real_indices
+from memlog.estimates.lbfgs import lbfgs_without_values
+from memlog.estimates.packed_sequences import packed_sequences
 
 _CALCULATES = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ "
@@ -81,7 +84,7 @@ def unknown_values() -> Iterator[None]:
         register_optimizer_step_post_hook(lambda *_: mode.optimizer(None)),
     )
     try:
-        with mode, _scalers():
+        with mode, _scalers(), real_indices(), lbfgs_without_values(), packed_sequences():
             yield
     finally:
         for hook in hooks:
@@ -98,7 +101,7 @@ def _scalers() -> Iterator[None]:
     scale = GradScaler.scale
 
     def scaled(self: GradScaler, outputs: Any) -> Any:
-        if not any(scaler is self for scaler, _ in before):
+        if self.is_enabled() and not any(scaler is self for scaler, _ in before):
             before.append((self, dict(vars(self))))
             states = self._per_optimizer_states.copy()
             vars(self).update(_scale=None, _growth_tracker=None, _per_optimizer_states=states)

@@ -274,6 +274,14 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Container that holds the most bytes of the failed device; ``None``: none was found."""
     graph: GraphInUse | None = None
     """Graphs of earlier forward passes; ``None``: none was found."""
+    batch: Int | None = None
+    """Batch size that a search for the largest one tried; ``None``: unknown, or no search ran."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of samples of the failed step: ``batch``, or the first dimension of all its inputs."""
+        firsts = {each.shape[0] if each.shape else None for each in self.inputs}
+        return firsts.pop() if self.batch is None and len(firsts) == 1 else self.batch
 
     @property
     def capacity(self) -> int | None:

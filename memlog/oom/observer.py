@@ -24,9 +24,16 @@ from memlog.events import Device, DeviceState, Event, OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
 from memlog.oom import exit_calls
+from memlog.oom.batch_size_finders import BatchSizeFinders
 from memlog.oom.circumstances import Circumstances, circumstances
 from memlog.oom.device_state import device_state, tightest_limit
-from memlog.oom.errors import complete, describe, failed_allocation, shown_error
+from memlog.oom.errors import (
+    complete,
+    describe,
+    failed_allocation,
+    is_of_a_device,
+    shown_error,
+)
 from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
 from memlog.probes.nvml import Nvml
@@ -72,6 +79,7 @@ class AllocatorWatch:
 
     def __post_init__(self) -> None:
         self._nvml = Nvml(self._diagnostics)
+        self._finders = BatchSizeFinders(self._caught, self._diagnostics)
 
     def begin(self) -> None:
         """Attach the object to torch as soon as torch is imported and CUDA is initialised."""
@@ -79,6 +87,7 @@ class AllocatorWatch:
             self._attach_after_start(sys.modules[_TORCH_CUDA])
         else:
             self._import = ImportWatch(_TORCH_CUDA, callback=self._attach_after_start)
+        self._finders.begin()
 
     def _attach_after_start(self, torch_cuda: Any) -> None:
         global _watch, _queued  # noqa: PLW0603 - the current watch; one call a process
@@ -113,6 +122,18 @@ class AllocatorWatch:
                 elif error.code:
                     self._publish(self._exit or seen[-1])
 
+    def _caught(self, error: BaseException, batch: int | None) -> None:
+        """Publish an event for a failure that a search for a batch size has caught.
+
+        If `failed` has seen this failure, the event repeats what is known of it.
+        """
+        failed = failed_allocation(error)
+        if failed is not None and fork.generation == self._generation:
+            event = describe(failed, self._step(), error)
+            if is_of_a_device(failed):
+                event = complete(event, self._failures)
+            self._publish(replace(event, batch=batch))
+
     def _exits(self, error: SystemExit) -> bool:
         """Return True if the program exits without a complete step after a failed allocation."""
         is_of_failure = False
@@ -131,6 +152,7 @@ class AllocatorWatch:
         if self._import is not None:
             self._import.remove()
         exit_calls.stop()
+        self._finders.stop()
         if _watch is self:
             _watch = None
 

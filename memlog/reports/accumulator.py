@@ -53,8 +53,9 @@ class Accumulator:
         self.phases = PhaseFold()
         self._newest_inputs: StepInputs | None = None
         self.survived: Counter[int] = Counter()
+        self.survived_batches: list[int] = []
         """Number of failed allocations by the step that was completed after them."""
-        self._failed: set[int] = set()
+        self._failed: dict[int, int | None] = {}
         """Times of the failed allocations since the last complete step."""
         self.begin: Run | None = None
         self.parameters: dict[str, str] = {}
@@ -104,6 +105,7 @@ class Accumulator:
             self._note(event)
         elif self._failed:
             self.survived[event.step] += len(self._failed)
+            self.survived_batches += [size for size in self._failed.values() if size is not None]
             self._failed.clear()
 
     @property
@@ -131,7 +133,7 @@ class Accumulator:
             found = parameters_of(event)
             self.parameters |= found.values if found else {}
         elif isinstance(event, OutOfMemory):
-            self._failed.add(event.time_us)
+            self._failed[event.time_us] = event.batch_size
         elif isinstance(event, Alert):
             self._list(event)
         elif isinstance(event, Artifact):

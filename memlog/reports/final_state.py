@@ -44,6 +44,8 @@ class FinalState(msgspec.Struct):
     """The newest failed allocation; ``None`` if a step was completed after it."""
     survived_at: set[int] = set()
     """Times of failed allocations after which training went on."""
+    failed_at: set[int] = set()
+    """Times of failed allocations since the last step."""
     first: Batch | None = None
     steps: list[Batch] = []
     """The last steps, at most `_STEPS`, oldest first."""
@@ -143,9 +145,9 @@ def _take_all(
         if isinstance(event, Batch):
             steps.append(event)
             state.first = state.first or event
-            if state.failure is not None:
-                state.survived_at.add(state.failure.time_us)
-                state.failure = None
+            state.survived_at |= state.failed_at
+            state.failed_at.clear()
+            state.failure = None
         elif isinstance(event, Sample):
             samples.append(event)
         elif isinstance(event, Trace):
@@ -164,6 +166,7 @@ def _note_failure(state: FinalState, failure: OutOfMemory) -> None:
     else:
         # If the allocation failed in another thread than the training, steps came before the program's end.
         state.survived_at.discard(failure.time_us)
+        state.failed_at.add(failure.time_us)
     state.failure = None if failure.caught else failure
 
 

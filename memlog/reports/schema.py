@@ -323,6 +323,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     survived_first_step: int | None = None
     survived_last_step: int | None = None
     """First and last step that was completed after such a failure; ``None``: there was none."""
+    survived_batch_sizes: list[int] = []
+    """Batch sizes of such failures, as far as they are known, in the order in which they were tried."""
 
     @property
     def names(self) -> list[str]:

@@ -143,6 +143,7 @@ def _of_totals(
         if failed is None
         else FailedRank(rank=failed.rank, run=failed.run, others=failed.text),
         survived_failures=totals.survived.total(),
+        survived_batch_sizes=list(dict.fromkeys(totals.survived_batches)),
         survived_first_step=min(totals.survived, default=None),
         survived_last_step=max(totals.survived, default=None),
     )

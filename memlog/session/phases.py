@@ -99,6 +99,21 @@ class Phases:
             if phase in stack:
                 self._end_from(thread, stack.index(phase), error)
 
+    def discard(self, phase: OpenPhase) -> None:
+        """Forget this thread's innermost phase, which proved to be none. Other phases end as usual."""
+        thread = threading.get_ident()
+        stack = self._open.get(thread, [])
+        if stack[-1:] != [phase]:
+            self.end(phase)
+            return
+        stack.pop()
+        if not stack:
+            del self._open[thread]
+
+    def open_labels(self) -> list[str]:
+        """Return the names of this thread's open phases, the outermost first."""
+        return [each.label for each in self._open.get(threading.get_ident(), ())]
+
     def end_all(self) -> None:
         for thread in list(self._open):
             self._end_from(thread, 0, None)

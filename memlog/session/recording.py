@@ -188,6 +188,7 @@ class Recording(RecordingParts):
                 self._scheduler.finish(failed=status != "finished")
         self._inputs.finish(self.batches.last_step)
         self._tell_of_error(error)
+        self._unmarked.stop()
         if self._phases is not None:
             self._phases.end_all()
         self._requests.finish(

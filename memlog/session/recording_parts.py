@@ -27,6 +27,7 @@ from memlog.session.helper_requests import HelperRequests
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
 from memlog.session.run_messages import RunMessages
+from memlog.session.unmarked_phases import UnmarkedPhases
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
 
@@ -231,6 +232,14 @@ class RecordingParts:
         self._bus.subscribe(self._note_failure, OutOfMemory)
         undo.callback(self._allocator.stop)
         self._allocator.begin()
+        self._unmarked = UnmarkedPhases(
+            lambda: self.phases,
+            lambda: self.batches.last_step,
+            lambda: self.batches.claimed,
+            self._diagnostics,
+        )
+        undo.callback(self._unmarked.stop)
+        self._unmarked.begin()
         if self._settings.layers:
             self._scheduler = self._begin_tracing(self._settings.budget, model)
             undo.callback(self._scheduler.finish)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 
+_OF_STORAGES = (*(encoding.ALLOC, encoding.FREE, encoding.CLASSIFY, encoding.USES, encoding.LINE),)
 _FOLD_AT_ONCE = 8192
 """Number of events that the log adds to the totals at once, after the log has kept ``max_events`` events."""
 
@@ -31,6 +32,7 @@ class EventLog:
         cut: True as soon as ``seconds`` has reached ``most_seconds``.
         on_overflow: Function without arguments that stops recording. It is called once if the log is cut, and
             at each fold while ``overflowed`` is true.
+        elsewhere: Highest number of bytes of the storages that `leave_out` has removed.
         began_us: Start of the log, in microseconds since the epoch.
     """
 
@@ -57,6 +59,7 @@ class EventLog:
         self.overflowed = False
         self.on_overflow: Callable[[], object] = int
         self.append = self._appended.extend
+        self.elsewhere = 0
 
     def begin(self) -> None:
         """Set the start of the log to now. Times of events count from this start."""
@@ -96,6 +99,20 @@ class EventLog:
         if self._most_events is not None and self.events >= self._most_events:
             self.overflowed = True
             self.on_overflow()
+
+    def leave_out(self, keys: Collection[int]) -> None:
+        """Remove the events of storages, given by their keys, from the events that are not folded yet."""
+        kept, live, level = bytearray(), dict[int, int](), 0
+        for event in encoding.decode(bytes(self._appended)):
+            if event.kind not in _OF_STORAGES or event.key not in keys:
+                kept += encoding.pack(*event)
+            elif event.kind == encoding.ALLOC:
+                live[event.key] = event.size
+                level += event.size
+                self.elsewhere = max(self.elsewhere, level)
+            elif event.kind == encoding.FREE:
+                level -= live.pop(event.key, 0)
+        self._appended[:] = kept
 
     def close(self) -> tuple[bytes, int]:
         """Add the remaining events to the totals, and finish the totals.

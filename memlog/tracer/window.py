@@ -210,6 +210,11 @@ class TraceWindow:
         engine = self._engine
         return engine.serials(tensors) if isinstance(engine, DispatchEngine) else {}
 
+    @property
+    def elsewhere(self) -> int:
+        """Highest number of bytes of the tensors that an estimate's trace leaves out."""
+        return self._log.elsewhere
+
     def abandon(self) -> None:
         """Close the window without analysing it."""
         self._engine.stop()

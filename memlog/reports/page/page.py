@@ -97,6 +97,7 @@ def _run_page(reader: RunReader, library: Library, end: End | None) -> str:
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
         run_sections.phases(summary),
+        run_sections.failures(summary),
         run_sections.ranks(ranks, all_ranks),
         run_sections.alerts(summary),
         run_sections.provenance(summary),

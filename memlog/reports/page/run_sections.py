@@ -12,6 +12,7 @@ from memlog.reports.page.markup import TableRow, el, prose, table
 from memlog.reports.page.ranks import Rank
 from memlog.reports.phases import known_peak
 from memlog.reports.schema import Delivery, Summary
+from memlog.reports.survived import survived
 
 
 def ranks(found: Sequence[Rank], total: int) -> Element | None:
@@ -50,6 +51,12 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
         el("p", f"The highest and the lowest peak are {format_bytes(apart)} apart.{which}"),
         table("Ranks", headings, rows, numbers=(2, 3)),
     )  # fmt: skip
+
+
+def failures(summary: Summary) -> Element | None:
+    """Return the section with failed allocations that the program caught; ``None`` if there was none."""
+    text = survived(summary)
+    return sections.section("failures", "Failed allocations", el("p", text)) if text else None
 
 
 def alerts(summary: Summary) -> Element | None:

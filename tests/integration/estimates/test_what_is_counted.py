@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from support.training import Case, estimate_of, measured_peak, squares
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 
 import memlog
+from memlog.estimates.estimate import estimate_made_by
 
 MIB = 1024**2
 
@@ -139,3 +144,68 @@ def test_tensors_and_models_around_the_step_are_counted_once() -> None:
         assert one.recording.result.peak == other.recording.result.peak
         assert one.recording.result.categories == other.recording.result.categories
         assert one.categories["parameters"] == 2 * 4 * (1000 * 10 + 10)
+
+
+def made_on_cuda(kind: str) -> memlog.Estimate:
+    """Return the estimate of a job that names its devices. ``kind``: What the job has on the host."""
+
+    def job() -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        data = torch.randn(40_000, 256)
+
+        def step() -> None:
+            if kind == "dataset":
+                inputs = data[torch.randint(40_000, (512,))].to(model[0].weight.device)
+            else:
+                inputs = torch.randn(512, 256, device="cuda")
+            with save_on_cpu() if kind == "activations" else nullcontext():
+                outputs = model(inputs)
+            kept = [outputs.detach().cpu() for _ in range(20)] if kind == "outputs" else []
+            outputs.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del kept
+
+        return {"step": step, "model": model, "optimizer": optimizer}
+
+    return estimate_made_by(job, device="cuda")
+
+
+def test_on_cuda_tensors_on_the_host_do_not_count() -> None:
+    plain = made_on_cuda("nothing")
+    for kind, on_host in (("dataset", 40_000 * 1024), ("outputs", 20 * 512 * 1024)):
+        found = made_on_cuda(kind)
+        assert found.peak == plain.peak, kind
+        assert found.on_host >= on_host, kind
+    assert made_on_cuda("activations").peak < plain.peak
+    assert "tensors on the host, not in the peak" in made_on_cuda("dataset").text()
+
+
+def test_a_program_that_names_no_device_runs_on_the_device_as_a_whole() -> None:
+    data = torch.randn(40_000, 256)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(data[:512]).square().mean().backward()
+        optimizer.step()
+
+    found = memlog.estimate(step, model=lambda: nn.Linear(256, 256), optimizer=torch.optim.SGD)
+    assert found.peak > data.nbytes
+    assert found.on_host == 0
+
+
+def test_lbfgs_is_estimated_with_a_full_history() -> None:
+    def job(history: int) -> dict[str, Any]:
+        model = nn.Linear(256, 256, bias=False)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, history_size=history)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 256)).square().mean()
+            loss.backward()
+            return loss
+
+        return {"step": lambda: optimizer.step(closure), "model": model, "optimizer": optimizer}
+
+    small, large = (estimate_made_by(lambda n=n: job(n), device="cpu").peak for n in (5, 15))
+    assert large - small == pytest.approx(2 * 10 * 256 * 256 * 4, rel=0.01)

@@ -42,6 +42,7 @@ ADDED = (
     "cgroup_limit_bytes",
     "failed_rank",
     "survived_failures",
+    "survived_batch_sizes",
     "survived_first_step",
     "survived_last_step",
 )

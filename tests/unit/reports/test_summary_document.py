@@ -52,7 +52,8 @@ def test_the_fields_are_frozen() -> None:
     """Fields may be added. None may be removed or renamed without a new number in ``schema``."""
     named = {
         "": "schema status steps verdict largest_step first_step last_step outcome host_limit_bytes "
-        "cgroup_limit_bytes failed_rank survived_failures survived_first_step survived_last_step",
+        "cgroup_limit_bytes failed_rank survived_failures survived_first_step survived_last_step "
+        "survived_batch_sizes[]",
         "run.": "id name project directory begun ended newest_event duration_s host pid backends",
         "run.devices.<>.": "product capacity_bytes",
         "run.parameters.": "<>",

@@ -96,6 +96,8 @@ class DispatchEngine:
                 self._precision_changed = op_workspace.update_precisions()
             self._module_stack.close()
             self._live_storages.close()
+            if elsewhere := self._live_storages.elsewhere():
+                self._log.leave_out(elsewhere)
         self.leave()
         return self._report()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,31 @@ size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes.
 
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
+_placement: Placement | None = None
+
+
+class Placement(Protocol):
+    """Devices on which an estimate's fake tensors would lie."""
+
+    def of_storage(self, storage: Any) -> Any:
+        """Return the place of a storage. The place may become known later."""
+
+    def of_operation(self) -> Any:
+        """Return the place of the buffers of the operation that ran last."""
+
+    def is_elsewhere(self, place: Any) -> bool:
+        """Return whether a place is not on the traced device."""
+
+
+@contextmanager
+def placed_by(placement: Placement) -> Iterator[None]:
+    """Inside the block, traces leave out the storages that are not on the traced device."""
+    global _placement  # noqa: PLW0603 - the engine takes no argument for it
+    _placement = placement
+    try:
+        yield
+    finally:
+        _placement = None
 
 
 @contextmanager
@@ -78,6 +103,14 @@ class LiveStorages:
         self.events = StorageEvents(log)
         self._on_free = self.events.finalizer(self._tracked)
         self._closed = False
+        self._places: dict[int, Any] = {}
+
+    def elsewhere(self) -> set[int]:
+        """Return the serial numbers of storages and workspaces that are not on the traced device."""
+        if _placement is None:
+            return set()
+        is_elsewhere = _placement.is_elsewhere
+        return {serial for serial, place in self._places.items() if is_elsewhere(place)}
 
     def close(self) -> None:
         """Stop tracking. Write how operations used the storages that are still live."""
@@ -157,6 +190,8 @@ class LiveStorages:
         for size in sizes:
             if size > 0:
                 self.serial += 1
+                if _placement is not None:
+                    self._places[self.serial] = _placement.of_operation()
                 live.append((self.serial, size))
                 changes.append((self.serial, size))
             else:
@@ -266,6 +301,8 @@ class LiveStorages:
         ) = 0
         tracked.wide_inside = tracked.outside = tracked.is_gradient = False
         self._tracked[pointer] = tracked
+        if _placement is not None:
+            self._places[serial] = _placement.of_storage(storage)
         self.events.allocation(tracked, owner, instead)
         return True
 
