@@ -357,6 +357,8 @@ class GrowthInquiry:
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth, compiles=_compiles())
             self._unexplained = growth
+        if any(one in self._periodic.holders for one in named):
+            self._periodic.stop()  # they are reported now
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
         self._tell(growth.series, growth.step)
