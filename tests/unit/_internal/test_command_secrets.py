@@ -28,6 +28,11 @@ def test_ordinary_options_stay(option: str) -> None:
     assert "***" not in shell_line([*option.split(), "--lr", "0.1"])
 
 
+@pytest.mark.parametrize("option", ["--creds", "--hftoken", "--wandbkey", "--dbpass"])
+def test_compounds_without_a_separator_are_secrets(option: str) -> None:
+    assert shell_line([option, "blue", "--sacred", "cow"]) == f"{option} *** --sacred cow"
+
+
 def test_each_value_of_an_option_in_the_plural_is_removed() -> None:
     line = shell_line(["--keys", "S3cr3tValue", "S3cr3tValue2", "--lr", "1"])
     assert line == "--keys *** *** --lr 1"
