@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from memlog.estimates.places import DEVICE, HOST, UNNAMED, Places, packed
+from memlog.estimates.places import DEVICE, ON_HOST, UNNAMED, Places, packed
 from memlog.tracer.torch_private import ENGINE
 
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
@@ -86,7 +86,7 @@ class _Placing(TorchFunctionMode):
         if kwargs.get("device") is not None:
             asked = DEVICE if self._is_cuda(kwargs["device"]) else UNNAMED
         if named.pop("pin_memory", False):
-            asked = HOST
+            asked = ON_HOST
         with self._places.asking(asked):
             return func(*given, **named)
 
@@ -107,14 +107,14 @@ class _Placing(TorchFunctionMode):
         target = self._target(func, rest, kwargs)
         source = places.of(tensor)
         if target is not None and source == DEVICE and target == UNNAMED:
-            target = HOST
+            target = ON_HOST
         given, named = _named_cpu(func, args, kwargs)
         if target is None or not places.differ(source, target):
             with places.asking(None):
                 return func(*given, **named) if func is Tensor.to else tensor
         if func is not Tensor.to:
             given, named = [tensor], {}
-        if target == HOST:
+        if target == ON_HOST:
             given[0] = packed(tensor)
         if target == DEVICE:
             places.cuda_named()
@@ -129,7 +129,7 @@ class _Placing(TorchFunctionMode):
         if func is Tensor.cuda:
             return DEVICE
         if func in (Tensor.cpu, Tensor.pin_memory):
-            return HOST
+            return ON_HOST
         for value in (*rest[:1], kwargs.get("device"), kwargs.get("other")):
             if isinstance(value, Tensor):
                 return self._places.of(value)
@@ -177,7 +177,7 @@ def _saving(places: Places) -> Callable[..., None]:
     def init(self: Any, *_: Any, **__: Any) -> None:
         def pack(tensor: Tensor) -> tuple[int | None, Tensor]:
             source = places.of(tensor)
-            kept = places.moved(tensor, HOST)
+            kept = places.moved(tensor, ON_HOST)
             return (None if kept is tensor else source), kept
 
         def unpack(saved: tuple[int | None, Tensor]) -> Tensor:

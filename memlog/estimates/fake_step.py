@@ -26,7 +26,7 @@ from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.estimates.device_names import all_on_cpu
-from memlog.estimates.places import HOST, Places
+from memlog.estimates.places import ON_HOST, Places
 from memlog.estimates.several_processes import needs_other_processes
 from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
 from memlog.estimates.unknown_values import ArrayMadeError, ValueUsedError, unknown_values
@@ -131,7 +131,7 @@ def traced_training(
                 between = torch_private.live_fakes()
                 before = window.serials(between)
                 for tensor in host_tensors(stepped):
-                    places.put(tensor, HOST)
+                    places.put(tensor, ON_HOST)
             finally:
                 first = window.stop()
             on_host = window.elsewhere

@@ -25,7 +25,7 @@ from memlog.tracer.tensor_storages import plain_tensors, tensors_in
 
 UNNAMED: Final = 0
 DEVICE: Final = 1
-HOST: Final = 2
+ON_HOST: Final = 2
 
 _aten: Final = torch.ops.aten
 _COPY: Final = _aten.copy_.default
@@ -36,7 +36,7 @@ _INDEXING: Final = frozenset(
 
 
 class Place:
-    """Place of one storage: `UNNAMED`, `DEVICE` or `HOST`."""
+    """Place of one storage: `UNNAMED`, `DEVICE` or `ON_HOST`."""
 
     __slots__ = ("kind",)
 
@@ -164,7 +164,7 @@ class Places:
         if DEVICE in (source, target):
             return source != target
         # ``.cpu()`` in a program that names no device is there for tensors on the device.
-        return source == UNNAMED and target == HOST and not self.names_cuda
+        return source == UNNAMED and target == ON_HOST and not self.names_cuda
 
     def moved(self, tensor: Tensor, kind: int) -> Tensor:
         """Return a tensor at a place: a copy, or the tensor itself if it is there."""
@@ -174,7 +174,7 @@ class Places:
 
     def copy(self, tensor: Tensor, kind: int) -> Tensor:
         """Return a copy of a tensor at a place."""
-        if kind == HOST:
+        if kind == ON_HOST:
             tensor = packed(tensor)
         with self.asking(kind):
             return tensor.clone()
@@ -191,7 +191,7 @@ class Places:
         """Return whether a place is the host."""
         if place is None or place.kind == DEVICE:
             return False
-        return place.kind == HOST or self.names_cuda
+        return place.kind == ON_HOST or self.names_cuda
 
 
 def packed(tensor: Tensor) -> Tensor:
