@@ -104,7 +104,7 @@ class GrowthInquiry:
         self._is_ending = self._is_early = False
         self._is_delayed = False
         """True while a search for holders waits for the one that needs some rises."""
-        self._told: tuple[str, bool, tuple[tuple[str, str | None], ...]] | None = None
+        self._told: tuple[str, bool, tuple[str, ...]] | None = None
         self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
         self._unexplained: Suspicion | None = None
         """Growth that was published without a cause, while a search for the cause may go on."""
@@ -250,7 +250,7 @@ class GrowthInquiry:
         searching: bool = False,
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
-        state = (series, searching, tuple((one.kind, one.where) for one in suspects))
+        state = (series, searching, tuple(one.title for one in suspects))
         is_news = self._told is not None or searching or self._periodic.series == _owner(series)
         if state != self._told and is_news:
             self._told = state
