@@ -241,6 +241,9 @@ class RecordingParts:
         undo.callback(self._unmarked.stop)
         self._unmarked.begin()
         if self._settings.layers:
+            # Saves and evaluations need it: with layers, nothing is imported after `init`.
+            import memlog.session.phases  # noqa: F401, PLC0415
+
             self._scheduler = self._begin_tracing(self._settings.budget, model)
             undo.callback(self._scheduler.finish)
 
