@@ -18,6 +18,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from memlog.estimates.places import DEVICE, ON_HOST, UNNAMED, Places, packed
+from memlog.tracer.tensor_storages import tensors_in
 from memlog.tracer.torch_private import ENGINE
 
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
@@ -87,7 +88,7 @@ class _Placing(TorchFunctionMode):
             asked = DEVICE if self._is_cuda(kwargs["device"]) else UNNAMED
         if named.pop("pin_memory", False):
             asked = ON_HOST
-        with self._places.asking(asked):
+        with self._places.asking(asked), self._places.beside(tensors_in((given, named))):
             return func(*given, **named)
 
     def of_program(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,6 +104,17 @@ class Places:
             self.inside -= 1
 
     @contextmanager
+    def beside(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Put tensors that a function makes from nothing on the device, if one of its arguments is there."""
+        before = self.default
+        if any(self.of(each) == DEVICE for each in tensors):
+            self.default = DEVICE
+        try:
+            yield
+        finally:
+            self.default = before
+
+    @contextmanager
     def outside(self) -> Iterator[None]:
         """Run code of the program inside a function of torch, such as hooks of a backward pass."""
         before = self.inside, self._asked
@@ -183,9 +194,12 @@ class Places:
         """Return the place of a storage; ``None``: on the device."""
         return self._of.get(storage._cdata)
 
-    def of_operation(self) -> Place:
-        """Return the place of the newest operation, where its buffers lie, too."""
-        return self._operation
+    def of_operation(self) -> Place | None:
+        """Return the place of the newest operation, where its buffers lie, too; ``None``: on the device.
+
+        An operation whose tensors have no known place is part of another one, such as a backward pass.
+        """
+        return None if self._operation.kind == UNNAMED else self._operation
 
     def is_elsewhere(self, place: Place | None) -> bool:
         """Return whether a place is the host."""

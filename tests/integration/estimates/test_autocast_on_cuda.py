@@ -14,6 +14,7 @@ from torch.nn import functional
 from memlog.estimates.as_on_cuda import as_on_cuda
 from memlog.estimates.cuda_kernels.gpu import A100
 from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.places import Places
 
 pytestmark = pytest.mark.cuda
 
@@ -100,7 +101,7 @@ def types(device: str) -> dict[str, torch.dtype]:
 
 
 def test_autocast_converts_as_on_the_device() -> None:
-    with FakeMode(), as_on_cuda(A100):
+    with FakeMode(), as_on_cuda(A100, Places()):
         estimated = types("cpu")
     assert estimated == types("cuda")
 
@@ -116,6 +117,6 @@ def test_after_an_estimate_autocast_on_the_cpu_is_as_before() -> None:
     before = loss()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with as_on_cuda(A100):
+        with as_on_cuda(A100, Places()):
             pass
     assert loss() == before
