@@ -56,6 +56,15 @@ class ImportWatch:
             sys.meta_path.remove(self)
 
 
+def when_imported(name: str, callback: "Callable[[ModuleType], object]") -> "ImportWatch | None":
+    """Call back with a module, now if it is imported. Otherwise return the watch that will do so."""
+    module = sys.modules.get(name)
+    if module is None:
+        return ImportWatch(name, callback=callback)
+    callback(module)
+    return None
+
+
 class _CallbackLoader:
     """Loader that runs a module's own loader, and then calls the callback."""
 

@@ -14,13 +14,12 @@ memory there would break the graph.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.import_hook import ImportWatch
+from memlog._internal.import_hook import ImportWatch, when_imported
 from memlog.autolog.trainers import TRAINER, load_package
 from memlog.autolog.training_threads import ThreadIdentity, TrainingThreads
 
@@ -270,11 +269,9 @@ class Autolog:
         return clock
 
     def _when_imported(self, name: str, callback: Callable[[ModuleType], object]) -> None:
-        module = sys.modules.get(name)
-        if module is not None:
-            callback(module)
-        else:
-            self._watches.append(ImportWatch(name, callback=callback))
+        watch = when_imported(name, callback)
+        if watch is not None:
+            self._watches.append(watch)
 
     def _install(self, module: ModuleType) -> None:
         if not hasattr(module, "register_optimizer_step_post_hook"):

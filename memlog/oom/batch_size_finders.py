@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.import_hook import ImportWatch
+from memlog._internal.replacements import Replacements
 
 _LIGHTNING = ("is_oom_error", "new_size")
 _FINDERS = {
@@ -35,25 +35,15 @@ class BatchSizeFinders:
     ) -> None:
         self._caught = caught
         self._diagnostics = diagnostics
-        self._watches: list[ImportWatch] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
 
     def begin(self) -> None:
         """Replace the functions as soon as their modules are imported."""
-        for name in _FINDERS:
-            if name in sys.modules:
-                self._imported(sys.modules[name])
-            else:
-                self._watches.append(ImportWatch(name, callback=self._imported))
+        self._replaced.when_imported(_FINDERS, self._imported)
 
     def stop(self) -> None:
         """Restore the functions, unless another package has replaced them later."""
-        for watch in self._watches:
-            watch.remove()
-        for module, name, original, replacement in self._replaced:
-            if getattr(module, name, None) is replacement:
-                setattr(module, name, original)
-        self._replaced.clear()
+        self._replaced.undo()
 
     def _imported(self, module: Any) -> None:
         with self._diagnostics.contained("noticing searches for a batch size"):
@@ -69,5 +59,4 @@ class BatchSizeFinders:
                         self._caught(error, size if type(size) is int else None)
                 return found
 
-            self._replaced.append((module, name, original, asking))
-            setattr(module, name, asking)
+            self._replaced.replace(module, name, asking)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.import_hook import ImportWatch
+from memlog._internal.replacements import Replacements
 
 if TYPE_CHECKING:
     from memlog.session.phases import OpenPhase, Phases
@@ -56,8 +56,7 @@ class UnmarkedPhases:
         self._claimed = claimed
         self._diagnostics = diagnostics
         self._generation = fork.generation
-        self._watches: list[ImportWatch] = []
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced = Replacements()
         self._saving = False
         self._evaluated: tuple[weakref.ref[Any], OpenPhase, int] | None = None
         """Model in evaluation mode, its phase, and the last step before."""
@@ -65,20 +64,13 @@ class UnmarkedPhases:
     def begin(self) -> None:
         """Replace the functions as soon as their modules are imported."""
         with self._diagnostics.contained("noticing saves and evaluations"):
-            for name in _SAVES:
-                if name in sys.modules:
-                    self._imported(sys.modules[name])
-                else:
-                    self._watches.append(ImportWatch(name, callback=self._imported))
+            self._replaced.when_imported(_SAVES, self._imported)
 
     def stop(self) -> None:
         """Restore the functions, unless another package has replaced them later. End the phase."""
         with self._diagnostics.contained("noticing saves and evaluations"):
-            for watch in self._watches:
-                watch.remove()
+            self._replaced.undo()
             self._end_evaluation()
-            while self._replaced:
-                self._restore(*self._replaced.pop())
 
     def _imported(self, module: Any) -> None:
         with self._diagnostics.contained("noticing saves and evaluations"):
@@ -86,18 +78,10 @@ class UnmarkedPhases:
             replacement = self._saving_phase(label, module.save)
             for owner in owners:
                 if owner in sys.modules and hasattr(sys.modules[owner], "save"):
-                    self._replace(sys.modules[owner], "save", replacement)
+                    self._replaced.replace(sys.modules[owner], "save", replacement)
             if module.__name__ == "torch":
                 kind = module.nn.Module
-                self._replace(kind, "eval", self._evaluating(kind.eval))
-
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        self._replaced.append((owner, name, getattr(owner, name), replacement))
-        setattr(owner, name, replacement)
-
-    def _restore(self, owner: Any, name: str, original: Any, replacement: Any) -> None:
-        if getattr(owner, name) is replacement:
-            setattr(owner, name, original)
+                self._replaced.replace(kind, "eval", self._evaluating(kind.eval))
 
     def _may_begin(self) -> bool:
         """Return whether a phase may begin: other threads' work does not make this thread's peak."""
@@ -150,7 +134,7 @@ class UnmarkedPhases:
         if phase is not None:
             self._evaluated = (weakref.ref(model), phase, step)
             kind = sys.modules["torch"].nn.Module
-            self._replace(kind, "train", self._training(kind.train))
+            self._replaced.replace(kind, "train", self._training(kind.train))
 
     def _training(self, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
@@ -166,8 +150,7 @@ class UnmarkedPhases:
         if self._evaluated is None:
             return
         (_, phase, step), self._evaluated = self._evaluated, None
-        if self._replaced and self._replaced[-1][1] == "train":
-            self._restore(*self._replaced.pop())
+        self._replaced.restore_newest("train")
         if self._last_step() == step:
             self._phases().end(phase)
         else:

@@ -182,9 +182,9 @@ class ModuleNames:
     def _first_name(self, root: Any) -> tuple[str, weakref.ref[Any]]:
         path, kind = _name_beside_children(root), _kind(root)
         if path == kind and not self._named and _has_tensors(root):
-            return path, self._networks[kind].take(root)[
-                1
-            ]  # its name if several networks are trained
+            # The name is its own if several networks are trained.
+            _, reference = self._networks[kind].take(root)
+            return path, reference
         return path, weakref.ref(root)
 
     def _name_of_another(self, root: Any) -> tuple[str, weakref.ref[Any]]:

@@ -73,9 +73,8 @@ class Budget:
         """
         usual = self.median_step
         cost = own if usual is None else max(seconds - steps * usual, own)
-        if (
-            self._traced < SET_UP
-        ):  # the first trace also loads code of torch, which later ones find loaded
+        if self._traced < SET_UP:
+            # The first trace also loads code of torch, which later ones find loaded.
             self.set_up += cost
             self._costs.clear()
         else:
