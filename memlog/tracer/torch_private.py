@@ -236,6 +236,13 @@ def onednn_precisions() -> tuple[str, ...]:
         return ()  # this torch has other names for the precisions
 
 
+@functools.cache
+def onednn_has_bfloat16() -> bool:
+    """Return False if the processor has no instructions for oneDNN's bfloat16 (on x86: AVX-512)."""
+    supported = _find("ops.mkldnn._is_mkldnn_bf16_supported")
+    return supported is None or not torch.backends.mkldnn.is_available() or bool(supported())
+
+
 def allocation_profiler() -> tuple[Callable[[], Any], Callable[[], Any]] | None:
     """Return the functions that start and stop torch's legacy profiler, which reports allocations.
 

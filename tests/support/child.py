@@ -79,11 +79,15 @@ def _has_clients(
 
 
 def run_program(
-    path: Path, *arguments: str, directory: Path, environment: Mapping[str, str]
+    path: Path,
+    *arguments: str,
+    directory: Path,
+    environment: Mapping[str, str],
+    timeout: float = 240,
 ) -> "subprocess.CompletedProcess[str]":
     """Run ``python path …`` in ``directory`` to its end."""
     process = start_program(path, *arguments, directory=directory, environment=environment, **PIPES)
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 

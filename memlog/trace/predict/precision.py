@@ -25,7 +25,13 @@ from memlog.trace.predict.lifetimes import (
     highest,
     steady_begin,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE, WIDE
+from memlog.trace.storage_uses import (
+    HALF,
+    HALF_BY_SLOW_CONVOLUTION,
+    HALF_NOW,
+    UNKNOWN_TYPE,
+    WIDE,
+)
 
 _HALF = 0.5
 _NAMED = 6
@@ -83,6 +89,11 @@ def why_not(traced: TracedStep) -> str | None:
     if all(storage.uses.type == UNKNOWN_TYPE for storage in traced.storages):
         return (
             "this trace has no types of storages (traces of a GPU or of an older memlog have none)"
+        )
+    if any(storage.uses.type == HALF_BY_SLOW_CONVOLUTION for storage in traced.storages):
+        return (
+            "the processor of the traced step has no instructions for bfloat16 convolutions (on x86: "
+            "AVX-512), and torch's replacement needs buffers that can be larger than what autocast saves"
         )
     return None
 

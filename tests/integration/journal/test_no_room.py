@@ -91,11 +91,11 @@ NO_DESCRIPTOR = """
     import json
     import resource
 
-    import memlog
+    from memlog import init
 
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, allowed[1]))
-    session = memlog.init("local", alerts=["host.tree > 900 TiB"], dir="runs")
+    session = init("local", alerts=["host.tree > 900 TiB"], dir="runs")
     resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
     session.step()
     session.finish()

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from types import FrameType
 
 import pytest
 
-from memlog.leaks import program_walk, variable_paths
+from memlog.leaks import periodic_search, program_walk, variable_paths
 
 
 @pytest.fixture
 def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let walks begin at this test file's variables alone: those of pytest lead to all of its objects."""
+    """Let walks begin at this test file's variables alone: those of pytest lead to all of its objects.
+
+    Their time has no limits: one collection of the garbage of this process can take a tenth of a second.
+    """
     frames, file, name = variable_paths.running_frames, str(request.path), request.module.__name__
 
     def own() -> list[FrameType]:
         return [one for one in frames() if one.f_code.co_filename == file]
 
+    for module, limit in (
+        (program_walk, "_LONGEST"),
+        (periodic_search, "_SECONDS"),
+        (periodic_search, "_WEIGHING"),
+    ):
+        monkeypatch.setattr(module, limit, math.inf)
     monkeypatch.setattr(variable_paths, "running_frames", own)
     monkeypatch.setattr(program_walk, "running_frames", own)
     monkeypatch.setattr(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 from support.models import text
-from support.predictions import TOLERANCE
-from support.training import CASES, Case, entropy, measured_peak, squares, traced
+from support.predictions import assert_autocast_is_predicted
+from support.training import CASES, Case, entropy, squares, traced
 from torch import nn
 from torch.nn import functional
 
@@ -152,10 +152,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.seed(254)
 def test_models_of_many_kinds(name: str) -> None:
-    traced(MODELS[name])  # what a convolution takes inside is measured once for each shape
-    [found] = [one for one in advise(traced(MODELS[name])).hints if one.kind == "precision"]
-    measured = measured_peak(MODELS[name], autocast=True)
-    assert found.peak == pytest.approx(measured, rel=TOLERANCE)
+    assert_autocast_is_predicted(MODELS[name])
 
 
 def test_a_trace_without_types_gives_no_figure() -> None:

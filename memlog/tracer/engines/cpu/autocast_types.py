@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
-from memlog.trace.storage_uses import HALF, HALF_NOW, OTHER_TYPE, UNKNOWN_TYPE, WIDE
+from memlog.trace.storage_uses import (
+    HALF,
+    HALF_BY_SLOW_CONVOLUTION,
+    HALF_NOW,
+    OTHER_TYPE,
+    UNKNOWN_TYPE,
+    WIDE,
+)
 from memlog.tracer import torch_private
 from memlog.tracer.tensor_storages import tensors_in
 
@@ -112,7 +119,9 @@ class AutocastTypes:
         for tracked in results:
             tracked.is_gradient = backward
             if tracked.type in (WIDE, HALF):
-                tracked.type, tracked.wide_inside, tracked.outside = kind, inside, layer == OUTSIDE
+                slow = kind == HALF and _is_slow_convolution(func)
+                tracked.type = HALF_BY_SLOW_CONVOLUTION if slow else kind
+                tracked.wide_inside, tracked.outside = inside, layer == OUTSIDE
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
@@ -200,6 +209,13 @@ def _type_from_inputs(
     own = [tracked for tracked in deciding if not (backward and tracked.outside)]
     wide = not own or any(tracked.type == WIDE for tracked in own)
     return (WIDE if wide else HALF), False
+
+
+@functools.cache
+def _is_slow_convolution(func: Any) -> bool:
+    """Return True for a convolution that oneDNN does not compute in bfloat16 on this processor."""
+    is_convolution = "convolution" in torch_private.operation_name(func)
+    return is_convolution and not torch_private.onednn_has_bfloat16()
 
 
 @functools.cache

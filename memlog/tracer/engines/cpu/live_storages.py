@@ -21,7 +21,7 @@ from memlog.trace.encoding import (
     UNDECIDED,
     USES,
 )
-from memlog.trace.storage_uses import HALF, HALF_NOW, UNKNOWN_TYPE
+from memlog.trace.storage_uses import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.cpu.autocast_types import type_of
 from memlog.tracer.engines.cpu.storage_events import AllocationOwner, StorageEvents, TrackedStorage
 from memlog.tracer.event_log import EventLog
@@ -117,7 +117,7 @@ class LiveStorages:
         self.events.write_pending()
         self._closed = True
         for tracked in list(self._tracked.values()):
-            if tracked.cast_first or tracked.type in (HALF, HALF_NOW):
+            if tracked.cast_first or tracked.type in (HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW):
                 self.events.use(tracked, USES)
             tracked.serial = -1
         self._tracked.clear()
