@@ -23,8 +23,8 @@ OTHER_TYPE: Final = 3
 HALF_NOW: Final = 4
 """Type of a storage: bfloat16 or float16 in the traced step."""
 HALF_BY_SLOW_CONVOLUTION: Final = 5
-"""Type of a storage: `HALF`, and the result of a convolution that the processor cannot compute in bfloat16 by
-oneDNN. torch then computes it by another kernel, with buffers that are several times larger than the input."""
+"""Type of a storage: `HALF`, and the result of a convolution that oneDNN cannot compute in bfloat16 on this
+processor. torch then uses another kernel, with buffers that are several times larger than the input."""
 
 _BITS: Final = 21
 _MAX_MOMENT: Final = (1 << _BITS) - 1
