@@ -42,7 +42,7 @@ _SETTING = lazy_pattern(
 )
 _VALUE = lazy_pattern(
     r"'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
-    r"|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
+    r"|(?P<list>\[[^\]]{0,9999}\])|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
 )
 _MORE = lazy_pattern(r"[^\s,;})\]'\"]*")
 _SAID = lazy_pattern(
@@ -77,7 +77,7 @@ _TOKEN = lazy_pattern(
 )
 _WEBHOOK = lazy_pattern(
     r"(?P<name>https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)/"
-    r"|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/|[\w.-]{1,99}\.webhook\.office\.com/\w{1,20}/"
+    r"|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/|(?:[\w-]{1,99}\.){0,9}(?:webhook\.office\.com/\w{1,20}|office(?:365)?\.com/webhook\w{0,9})/"
     r"|api\.telegram\.org/bot|hooks\.zapier\.com/hooks/|[\w.-]{1,99}\.logic\.azure\.com/))[^\s'\",)]+"
 )
 _PRIVATE_KEY = lazy_pattern(
@@ -183,10 +183,17 @@ def _is_value(option: str, argument: str) -> bool:
 def _shown_argument(argument: str) -> str:
     import shlex  # noqa: PLC0415 - see shell_line
 
+    if (
+        argument[:2] in ("-u", "-U")
+        and _is_value(argument[:2], argument[2:])
+        and is_opaque(argument.partition(":")[2])
+    ):
+        return f"{shlex.quote(argument.partition(':')[0])}:***"
     found = _ASSIGNED.fullmatch(argument)
     if found is not None:
         name, value = found["name"], found["value"]
-        if is_secret_option(name, value.strip()):
+        is_list = value.startswith("[") and value.endswith("]")
+        if _has_secret(name, value) if is_list else is_secret_option(name, value.strip()):
             return f"{shlex.quote(name)}{found['sign']}***"
         if found["sign"] == "=" and _LOGIN.match(name) and _is_value(name, value):
             return f"{shlex.quote(name)}={shlex.quote(value.partition(':')[0])}:***"
@@ -202,12 +209,26 @@ def _without_settings(text: str, is_secret: Callable[[str, str], bool]) -> str:
     while found is not None:
         end = found.end()
         value = _VALUE.match(text, end) if secrecy(found["name"]) else None
-        if value is not None and not value[0].startswith("***") and is_secret(found[0], value[0]):
+        if (
+            value is not None
+            and not value[0].startswith("***")
+            and (
+                _has_secret(found[0], value["list"])
+                if value["list"]
+                else is_secret(found[0], value[0])
+            )
+        ):
             shown += [text[kept:end], "***"]
             more = _MORE.match(text, value.end()) if value["bare"] else None
             kept = end = value.end() if more is None else more.end()
         found = _SETTING.search(text, end)
     return "".join([*shown, text[kept:]])
+
+
+def _has_secret(name: str, values: str) -> bool:
+    """Return True if a list, such as that in ``"tokens": ["…", "…"]``, has a secret."""
+    items = (item.strip() for item in values[1:-1].split(","))
+    return any(is_secret_value(_name_of(name), _unquoted(item)) for item in items)
 
 
 def _is_option(name: str, value: str) -> bool:

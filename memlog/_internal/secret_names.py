@@ -57,6 +57,8 @@ _WORDS = lazy_pattern(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[-_ ./:](?=[a-zA-Z])|$))+")
 _ONE_WORD = lazy_pattern(r"(?:[A-Z]?[a-z]+|[A-Z]+)$")
 _OPAQUE = lazy_pattern(r"\d[a-zA-Z]|[a-z]\d?[A-Z]")
 
+_ADDRESSES = frozenset({"url", "urls", "uri", "uris", "address", "endpoint"})
+"""Parts after ``webhook``: who knows such an address may post to it."""
 CERTAIN, LIKELY = 2, 1
 
 
@@ -80,7 +82,9 @@ def _part_secrecy(parts: list[str], index: int) -> int:
     after = [each for each in parts[index + 1 :] if not each.isdigit()]
     if _CERTAIN.search(part):
         counted = before in {"num", "n", "max", "min", "total", "no"}
-        return 0 if counted or _ORDINARY_AFTER.intersection(after) else CERTAIN
+        is_address = part.startswith("webhook") and _ADDRESSES.issuperset(after)
+        is_ordinary = not is_address and _ORDINARY_AFTER.intersection(after)
+        return 0 if counted or is_ordinary else CERTAIN
     if not (part in _OTHER or _TOKEN.match(part)):
         return 0
     if part == "passes" and not before:

@@ -44,6 +44,15 @@ class Inputs(Protocol):
     def __call__(self, batch: Batch, /) -> None: ...
 
 
+def _has_idle_torch() -> bool:
+    """Return True if the program has imported torch, and this thread has never built an autograd graph.
+
+    It ended early, for example because a file was missing, or it was meant to train nothing.
+    """
+    next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
+    return next_number is not None and next_number() == 0
+
+
 class BatchRecorder:
     """Recorder of steps. It numbers the steps, reads memory at each step, and publishes a batch event.
 
@@ -195,7 +204,7 @@ class BatchRecorder:
         return self._next
 
     def warn_if_no_steps(self) -> None:
-        """Print a warning if the run has no step, epoch or evaluation."""
+        """Print a warning if the run has no step, epoch or evaluation, and may have trained all the same."""
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
             if children := child_processes():
@@ -205,6 +214,8 @@ class BatchRecorder:
                     f"has started {are}: if they train, call memlog.init() in the function that they run, or "
                     "leave it out and start the program with `memlog run`"
                 )
+            elif _has_idle_torch():
+                return
             self._diagnostics.say_once("no_steps", message)
 
     def _record(self, number: int | None = None) -> None:

@@ -240,7 +240,8 @@ def onednn_precisions() -> tuple[str, ...]:
 def onednn_has_bfloat16() -> bool:
     """Return False if the processor has no instructions for oneDNN's bfloat16 (on x86: AVX-512)."""
     supported = _find("ops.mkldnn._is_mkldnn_bf16_supported")
-    return supported is None or not torch.backends.mkldnn.is_available() or bool(supported())
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return supported is None or not has_onednn or bool(supported())
 
 
 def allocation_profiler() -> tuple[Callable[[], Any], Callable[[], Any]] | None:

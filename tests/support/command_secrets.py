@@ -17,6 +17,7 @@ ORDINARY = [
     *("model.pad_token_id=0", "--bos-token=[BOS]", "data.text_key=content", "--n_keys 8"),
     *("--tokens-per-batch 4k", "--pattern *.pt", "-u train.py", "--author me", "--device cuda:0"),
     *("--password-file run/p", "--secret-name projects/a", "--master localhost:29500"),
+    *("data.keys=[image,label]", '{"tokens": [512, 1024]}', "-utrain.py:main", "--no-webhook"),
     *("image:tag@sha256:abcd12", "http://localhost:5000", "--token-type-ids yes", "--kv_keys 3"),
 ]
 """Options that an ordinary training has."""
@@ -41,7 +42,12 @@ def forms(name: str, value: str) -> list[list[str]]:
         *([f"--{name}", value], [f"--{name}={value}"], [f"-{name}", value], [f"{name}={value}"]),
         *([f"trainer.{name}={value}"], [f"+logger.{name}={value}"], [name, value]),
         *([f"logger={{{name}:{value},x:1}}"], [f"logger={{x:1,{name}: {value}}}"]),
-        *([f'{{"{name}": "{value}"}}'], ["--cfg", f"{name}: {value}"], [f"--set=a.{name}={value}"]),
+        *(
+            [f'{{"{name}": ["x", "{value}"]}}'],
+            [f'{{"{name}": "{value}"}}'],
+            ["--cfg", f"{name}: {value}"],
+            [f"--set=a.{name}={value}"],
+        ),
         *(["--env", f"{name}={value}"], ["-c", f"import w; w.login({name}='{value}')"]),
     ]
 
@@ -50,6 +56,8 @@ def of_services(value: str) -> list[list[str]]:
     """Return arguments in which the form of the value or of an address shows that it is a secret."""
     return [
         *(["-u", f"user:{value}"], [f"--user=me:{value}"]),
+        *([f"-umy-user:{value}"], ["--webhook-url", f"https://bots.example.com/post/{value}"]),
+        *([f"https://outlook.office.com/webhook/{value}/IncomingWebhook/x"],),
         *(["--login", f"me:{value}"], ["--store", f"postgresql://me:{value}@host/db"]),
         *([f"me:{value}@host/db"], ["--notify", f"https://hooks.slack.com/services/T0/B0/{value}"]),
         *([f"https://discord.com/api/webhooks/1/{value}"], ["--header", f"X-Api-Key: {value}"]),

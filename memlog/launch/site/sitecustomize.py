@@ -53,8 +53,14 @@ def _warn_if_nothing_was_recorded(options: str, pid: int) -> None:
 
 
 def _ended_early() -> bool:
-    """Return True if an exception ended the program, or if it was only asked for its usage or version."""
-    return hasattr(sys, "last_value") or not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:])
+    """Return True if an exception ended the program, or if nothing suggests that it has trained.
+
+    A program that has imported torch, but never built an autograd graph in its main thread, has not trained.
+    """
+    if hasattr(sys, "last_value") or not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:]):
+        return True
+    next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
+    return next_number is not None and next_number() == 0
 
 
 def _recorded_below(options: str) -> bool:

@@ -116,3 +116,16 @@ def test_the_launcher_says_nothing_of_a_script_that_ended_before_its_first_step(
     assert ran(tmp_path, usage, *LAUNCHER, argument="--help") == []
     assert ran(tmp_path, "raise ValueError\n", *LAUNCHER, code=1) == []
     assert ran(tmp_path, "raise KeyboardInterrupt\n", *LAUNCHER, code=-2) == []
+
+
+@pytest.mark.parametrize("launcher", [(), LAUNCHER], ids=["init", "memlog run"])
+def test_a_program_that_computed_no_gradient_gets_no_hint(
+    tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    pytest.importorskip("torch")
+    early = "import torch\nraise SystemExit(0)\n"
+    by_hand = "import torch\nw = torch.ones(2, requires_grad=True)\nw.sum().backward()\n"
+    begun = "" if launcher else INIT
+    assert ran(tmp_path, begun + early, *launcher) == []
+    (line,) = ran(tmp_path, begun + by_hand, *launcher)
+    assert line.startswith(WHY)

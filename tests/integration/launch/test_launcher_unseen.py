@@ -150,11 +150,8 @@ def test_without_memlog_in_that_python_the_script_goes_on(tmp_path: Path) -> Non
     )
     done = launch(tmp_path, PYTHON, "train.py")
     assert done.out == "trained\n"
-    first, second = done.err.splitlines()
-    assert first.startswith("memlog: this process goes on without being recorded (")
-    assert second.startswith(
-        "memlog: nothing was recorded, because memlog noticed no optimizer step: "
-    )
+    [line] = done.err.splitlines()
+    assert line.startswith("memlog: this process goes on without being recorded (")
 
 
 def test_an_unwritable_folder_is_reported_and_training_goes_on(tmp_path: Path) -> None:
