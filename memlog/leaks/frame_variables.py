@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
+from memlog._internal.tracked_objects import tracked_objects
 
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 """Folder of memlog."""
@@ -50,8 +51,8 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
 
 
 def all_objects() -> list[Any]:
-    """Return all tracked objects of Python's garbage collector, and untracked values of local variables."""
-    objects = gc.get_objects()
+    """Return `tracked_objects`, and untracked values of local variables."""
+    objects = tracked_objects()
     for frame in _running_frames():
         objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
     return objects

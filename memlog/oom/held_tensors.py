@@ -6,7 +6,6 @@ containers of tensors, such as a list of batches, and graphs that earlier forwar
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from inspect import CO_OPTIMIZED
@@ -14,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from memlog._internal.inert_access import container_base, instance_dict, is_kind
+from memlog._internal.tracked_objects import tracked_objects
 from memlog.events import GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.oom.tensor_storage import address, is_on, sizes_of, tensors_in
@@ -72,7 +72,7 @@ def _anywhere(
     """
     objects = [
         each
-        for each in gc.get_objects()
+        for each in tracked_objects()
         if issubclass(type(each), (torch.Tensor, torch.optim.Optimizer))
     ]
     state = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]

@@ -61,7 +61,7 @@ def _is_sound(trace: RecordedTrace) -> bool:
     return all(
         event.kind <= encoding.LINE
         and event.layer < len(trace.paths)
-        and event.phase < len(encoding.PHASES)
+        and (event.phase < len(encoding.PHASES) or event.kind in (encoding.FREE, encoding.USES))
         and event.category < len(encoding.CATEGORIES)
         and (event.kind != encoding.ALLOC or 0 <= event.size <= _LARGEST)
         and (event.kind != encoding.LINE or 0 < event.size <= len(trace.lines))

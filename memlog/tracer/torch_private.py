@@ -7,7 +7,6 @@ missing. If any other part is missing, most functions of this module return a de
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
+
+from memlog._internal.tracked_objects import tracked_objects
 
 NO_TASK = -1
 """Value of `backward_task` outside the backward pass."""
@@ -178,7 +179,7 @@ def live_fakes() -> list[Any]:
     if not modes:
         return []
     kind = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
-    return [one for one in gc.get_objects() if type(one) is kind and one.fake_mode in modes]
+    return [one for one in tracked_objects() if type(one) is kind and one.fake_mode in modes]
 
 
 def _fake_modes() -> list[Any]:

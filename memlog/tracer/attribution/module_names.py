@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections import defaultdict
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
+from memlog._internal.tracked_objects import tracked_objects
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import UserScope
@@ -309,7 +309,7 @@ def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for one in (reference() for reference in references) if one is not None]
 
 
-def _instances(*classes: type) -> Iterator[Any]:
+def _instances(*classes: type) -> list[Any]:
     """Return all live instances of classes and their subclasses.
 
     Only types are compared, and without Python code: isinstance() may run a property `__class__` of an
@@ -320,8 +320,7 @@ def _instances(*classes: type) -> Iterator[Any]:
         inner: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
         kinds |= inner
         waiting += inner
-    objects = gc.get_objects()
-    return itertools.compress(objects, map(kinds.__contains__, map(type, objects)))
+    return tracked_objects(lambda types: map(kinds.__contains__, types))
 
 
 def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import child
 from support.training import CASES, Case, estimate_of, measured_peak
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -206,6 +207,49 @@ def test_a_refusal_says_what_the_line_does() -> None:
         memlog.ConfigurationError, match=r"torch\.distributions\.categorical.* validate_args=False"
     ):
         memlog.estimate(sampled, model=make)
+
+
+DISTRIBUTED = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+    import memlog
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def made():
+        model = torch.nn.Linear(8, 8)
+        if sys.argv[1] == "replicated":
+            return DistributedDataParallel(model)
+        return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+    def step(model):
+        model(torch.randn(4, 8)).sum().backward()
+
+    for model in (made, made()):
+        try:
+            memlog.estimate(step, model=model)
+        except memlog.ConfigurationError as error:
+            print(error)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("replicated", "estimate the model without it (its attribute `module`)"),
+        ("sharded", "estimate the model without them, which gives the memory without sharding"),
+    ],
+)
+def test_models_of_several_processes_are_refused_with_a_remedy(
+    tmp_path: Path, kind: str, remedy: str
+) -> None:
+    lines = child.run(DISTRIBUTED, tmp_path, kind).splitlines()
+    assert [remedy in line for line in lines] == [True, True]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

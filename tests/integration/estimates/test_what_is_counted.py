@@ -209,3 +209,29 @@ def test_lbfgs_is_estimated_with_a_full_history() -> None:
 
     small, large = (estimate_made_by(lambda n=n: job(n), device="cpu").peak for n in (5, 15))
     assert large - small == pytest.approx(2 * 10 * 256 * 256 * 4, rel=0.01)
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self, kind: Any, shortest: int) -> None:
+        super().__init__()
+        self.rnn, self.shortest = kind(32, 64, batch_first=True), shortest
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = [max(self.shortest, x.shape[1] - row) for row in range(len(x))]
+        out, _ = self.rnn(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))
+        found: torch.Tensor = nn.utils.rnn.pad_packed_sequence(out, batch_first=True)[0]
+        return found
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_packed_sequences_are_counted_by_their_lengths(kind: Any) -> None:
+    def case(shortest: int) -> Case:
+        return Case(
+            lambda: Packed(kind, shortest), lambda batch: torch.randn(batch, 64, 32), squares, 64
+        )
+
+    short, full = (estimate_of(case(shortest)).peak for shortest in (8, 64))
+    assert short == pytest.approx(measured_peak(case(8)), rel=0.02)
+    assert short < 0.8 * full

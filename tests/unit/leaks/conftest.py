@@ -7,7 +7,13 @@ from types import FrameType
 
 import pytest
 
-from memlog.leaks import periodic_search, program_walk, variable_paths
+from memlog.leaks import (
+    holder_search,
+    inquiry,
+    periodic_search,
+    program_walk,
+    variable_paths,
+)
 
 
 @pytest.fixture
@@ -23,6 +29,9 @@ def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
     for module, limit in (
         (program_walk, "_LONGEST"),
+        (program_walk, "_SLICE"),
+        (holder_search, "_MOST_AT_ONCE"),
+        (inquiry, "_LEAST_SECONDS"),
         (periodic_search, "_SECONDS"),
         (periodic_search, "_WEIGHING"),
     ):

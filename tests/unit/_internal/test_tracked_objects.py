@@ -1,0 +1,32 @@
+"""The objects that the garbage collector tracks, while a tuple is being built."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from memlog._internal.tracked_objects import tracked_objects
+
+
+class Kept:
+    pass
+
+
+def test_a_tuple_that_is_being_built_can_be_finished() -> None:
+    """With ``gc.get_objects``, Python raised a SystemError in the program's own ``tuple(…)``."""
+    held: list[Any] = []
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        held.append(tracked_objects())
+        yield 2
+
+    assert tuple(numbers()) == (1, 2)
+    assert held[0]
+
+
+def test_all_other_objects_are_there() -> None:
+    kept = [Kept(), [1], {"a": []}, {1, 2}]
+    gc.collect()
+    found = {id(one) for one in tracked_objects()}
+    assert found >= {id(one) for one in kept if gc.is_tracked(one)}
+    assert id(tuple(kept)) not in found
