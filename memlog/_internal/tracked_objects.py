@@ -31,4 +31,10 @@ def tracked_objects(
     every, again = (chain.from_iterable(islice(twice, 1)) for _ in range(2))
     is_wanted = wanted(map(type, again))
     # The last two parts yield nothing. They exhaust the iterators, which otherwise would keep the list.
-    return list(chain(compress(every, is_wanted), twice, compress(is_wanted, ())))
+    found = list(chain(compress(every, is_wanted), twice, compress(is_wanted, ())))
+    # The new list is tracked, too. The collector yields young objects first.
+    for place, one in enumerate(found):
+        if one is found:
+            del found[place]
+            break
+    return found

@@ -1,6 +1,7 @@
 """The objects that the garbage collector tracks, while a tuple is being built."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,4 +30,18 @@ def test_all_other_objects_are_there() -> None:
     gc.collect()
     found = {id(one) for one in tracked_objects()}
     assert found >= {id(one) for one in kept if gc.is_tracked(one)}
-    assert id(tuple(kept)) not in found
+    assert not any(type(one) is tuple for one in tracked_objects())
+
+
+def test_the_list_leaves_nothing_behind() -> None:
+    kept = Kept()
+    gone = weakref.ref(kept)
+    gc.collect()
+    gc.disable()
+    try:
+        found = tracked_objects()
+        assert any(one is kept for one in found)
+        del found, kept
+        assert gone() is None
+    finally:
+        gc.enable()
