@@ -13,6 +13,7 @@ from support.events import traces
 
 import memlog
 from memlog import MemoryTracer
+from memlog.tracer.schedule.budget import SPACING
 
 torch: Any = pytest.importorskip("torch")
 
@@ -108,7 +109,7 @@ def test_a_history_that_the_program_turns_on_in_a_traced_step_is_its_own() -> No
     training.model(training.batch).square().mean().backward()
     torch.cuda.memory._record_memory_history(stacks="python")
     try:
-        for _ in range(3):
+        for _ in range(SPACING):  # another step is traced that many steps later
             training.optimizer.step()
             training.step()
         memlog.finish()
