@@ -73,7 +73,8 @@ def test_a_run_without_a_step_opens_no_run_in_a_tracker(tmp_path: Path) -> None:
     folder = f"\nimport os\nos.environ['TENSORBOARD_LOGGING_DIR'] = {str(tmp_path / 'tb')!r}\n"
     script = folder + INIT.replace("'local'", "'tensorboard'")
     lines = ran(tmp_path, script)
-    assert [line[:32] for line in lines] == [WHY[:32]]
+    slow = "memlog: delivering the last points"  # on a machine that is busy
+    assert [line[:32] for line in lines if not line.startswith(slow)] == [WHY[:32]]
     assert not (tmp_path / "tb").exists()
     assert "the rest" not in shown(tmp_path)
     ran(tmp_path, script + "session.save_artifact(__file__)")
