@@ -111,7 +111,7 @@ def test_sgd_with_momentum_in_place_of_all_optimizers(scheme: Callable[[Make], S
     # Which step is traced depends on the time: one may still hold a result of the step before.
     assert advice.peak == pytest.approx(needed(lambda: scheme(ADAM)), rel=0.03)
     [lighter] = [one for one in advice.hints if one.what.startswith("SGD with momentum")]
-    assert lighter.peak == pytest.approx(needed(lambda: scheme(MOMENTUM)), rel=0.02)
+    assert lighter.peak == pytest.approx(needed(lambda: scheme(MOMENTUM)), rel=0.03)
     assert "4 numbers" not in lighter.what
 
 
