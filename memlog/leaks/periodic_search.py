@@ -324,7 +324,13 @@ class PeriodicSearch:
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
         chains = [(one, follow(one.path)) for one in self._candidates]
-        found = [(one, chain) for one, chain in chains if chain is not None]
+        # One container can have several names: `multiprocessing` calls `__main__` also `__mp_main__`.
+        containers = {
+            id(chain.objects[-1]): (one, chain)
+            for one, chain in reversed(chains)
+            if chain is not None
+        }
+        found = list(containers.values())[::-1]
         newest = [newest_of(chain.objects[-1]) for _, chain in found]
         # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
         return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_search import PeriodicSearch
 from memlog.leaks.periodic_text import holder_of_growth
 from memlog.leaks.program_walk import ProgramWalk
-from memlog.leaks.variable_paths import follow
+from memlog.leaks.variable_paths import Path, Start, follow
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 MIB = 2**20
@@ -184,6 +185,19 @@ def test_a_list_that_is_replaced_by_a_longer_one_is_named() -> None:
         trainer.metric.kept = [*trainer.metric.kept, memory.take()]
 
     assert "trainer.metric.kept" in only(named(evaluate, memory)).title
+
+
+def test_a_list_with_two_names_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two lists with the same elements, none is named. ``multiprocessing`` gives a module two names."""
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules[__name__])
+    monkeypatch.setattr(sys.modules[__name__], "GLOBAL", [Memory().take(1)])
+    search = PeriodicSearch(2 * MIB)
+    reading = periodic_search.RiseReading(0, 0, 0, 0)
+    search._candidates = [
+        periodic_search._Candidate(Path(Start("GLOBAL", module), ()), [reading], False)
+        for module in (__name__, "__mp_main__")
+    ]
+    assert [one.path.start.place for one, _ in search._measured()] == [__name__]
 
 
 def test_a_tensor_that_is_replaced_by_a_longer_one_is_named() -> None:
