@@ -42,7 +42,7 @@ _SETTING = lazy_pattern(
 )
 _VALUE = lazy_pattern(
     r"'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
-    r"|(?P<list>\[[^\]]{0,9999}\])|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
+    r"|\[[^\]]{0,9999}\]|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
 )
 _MORE = lazy_pattern(r"[^\s,;})\]'\"]*")
 _SAID = lazy_pattern(
@@ -192,8 +192,7 @@ def _shown_argument(argument: str) -> str:
     found = _ASSIGNED.fullmatch(argument)
     if found is not None:
         name, value = found["name"], found["value"]
-        is_list = value.startswith("[") and value.endswith("]")
-        if _has_secret(name, value) if is_list else is_secret_option(name, value.strip()):
+        if _has_secret(name, value) if _is_list(value) else is_secret_option(name, value.strip()):
             return f"{shlex.quote(name)}{found['sign']}***"
         if found["sign"] == "=" and _LOGIN.match(name) and _is_value(name, value):
             return f"{shlex.quote(name)}={shlex.quote(value.partition(':')[0])}:***"
@@ -209,20 +208,16 @@ def _without_settings(text: str, is_secret: Callable[[str, str], bool]) -> str:
     while found is not None:
         end = found.end()
         value = _VALUE.match(text, end) if secrecy(found["name"]) else None
-        if (
-            value is not None
-            and not value[0].startswith("***")
-            and (
-                _has_secret(found[0], value["list"])
-                if value["list"]
-                else is_secret(found[0], value[0])
-            )
-        ):
+        if value is not None and not value[0].startswith("***") and is_secret(found[0], value[0]):
             shown += [text[kept:end], "***"]
             more = _MORE.match(text, value.end()) if value["bare"] else None
             kept = end = value.end() if more is None else more.end()
         found = _SETTING.search(text, end)
     return "".join([*shown, text[kept:]])
+
+
+def _is_list(value: str) -> bool:
+    return value.startswith("[") and value.endswith("]")
 
 
 def _has_secret(name: str, values: str) -> bool:
@@ -232,10 +227,14 @@ def _has_secret(name: str, values: str) -> bool:
 
 
 def _is_option(name: str, value: str) -> bool:
+    if _is_list(value):
+        return _has_secret(name, value)
     return is_secret_option(_name_of(name), _unquoted(value))
 
 
 def _is_value_in_text(name: str, value: str) -> bool:
+    if _is_list(value):
+        return _has_secret(name, value)
     plain = _unquoted(value)
     is_told = name.rstrip().endswith(":") and plain == value and not is_opaque(value)
     if is_told and (value.isalpha() or not value.isalnum()):

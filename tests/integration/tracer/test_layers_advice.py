@@ -108,7 +108,7 @@ def needed(begin: Callable[[], Step]) -> int:
 def test_sgd_with_momentum_in_place_of_all_optimizers(scheme: Callable[[Make], Step]) -> None:
     """A window that ended at the first optimizer's step would lack the other's state, 12 % of the peak."""
     advice = advice_on(scheme(ADAM))
-    # Which step is traced depends on the time: one may still hold a result of the step before.
+    # The difference was 2.2 % once in several runs, on a slow machine. The reason is not known.
     assert advice.peak == pytest.approx(needed(lambda: scheme(ADAM)), rel=0.03)
     [lighter] = [one for one in advice.hints if one.what.startswith("SGD with momentum")]
     assert lighter.peak == pytest.approx(needed(lambda: scheme(MOMENTUM)), rel=0.03)
@@ -117,7 +117,7 @@ def test_sgd_with_momentum_in_place_of_all_optimizers(scheme: Callable[[Make], S
 
 def test_sgd_with_momentum_that_is_used_already() -> None:
     advice = advice_on(adversarial(MOMENTUM))
-    # Which step is traced depends on the time: one may still hold a result of the step before.
+    # The difference was 2.2 % once in several runs, on a slow machine. The reason is not known.
     assert advice.peak == pytest.approx(needed(lambda: adversarial(MOMENTUM)), rel=0.03)
     [batch] = [one for one in advice.hints if one.kind == "batch"]
     assert batch.peak < (advice.peak or 0)
