@@ -13,10 +13,14 @@ from memlog.journal import RunDirectory
 from memlog.journal.format import UNDECODABLE
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
+from memlog.trace.storage_uses import HALF_BY_SLOW_CONVOLUTION
 
 MAX_TRACE_BYTES = 256 * 1024**2
 _LARGEST = 2**62
 """Maximum bytes of a storage. A trace with a larger storage counts as damaged: no real storage is as big."""
+_WITH_TYPE = (encoding.FREE, encoding.USES)
+"""Kinds of events whose ``phase`` is the type of a storage (`memlog.trace.storage_uses`)."""
+_TYPES = HALF_BY_SLOW_CONVOLUTION + 1
 
 
 class WorstStep(NamedTuple):
@@ -61,7 +65,7 @@ def _is_sound(trace: RecordedTrace) -> bool:
     return all(
         event.kind <= encoding.LINE
         and event.layer < len(trace.paths)
-        and (event.phase < len(encoding.PHASES) or event.kind in (encoding.FREE, encoding.USES))
+        and event.phase < (_TYPES if event.kind in _WITH_TYPE else len(encoding.PHASES))
         and event.category < len(encoding.CATEGORIES)
         and (event.kind != encoding.ALLOC or 0 <= event.size <= _LARGEST)
         and (event.kind != encoding.LINE or 0 < event.size <= len(trace.lines))
