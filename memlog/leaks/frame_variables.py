@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    UnionType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
@@ -50,9 +63,35 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     return {**others, **program}
 
 
+_OF_CODE: Final = frozenset(
+    id(kind)
+    for kind in (
+        tuple,  # see `tracked_objects`
+        FunctionType,
+        BuiltinFunctionType,
+        MethodDescriptorType,
+        WrapperDescriptorType,
+        GetSetDescriptorType,
+        MemberDescriptorType,
+        GenericAlias,
+        UnionType,
+        property,
+        staticmethod,
+        classmethod,
+        weakref.ref,
+    )
+)
+"""Identities of types whose objects describe a program's code. They are more than half of all objects."""
+
+
 def all_objects() -> list[Any]:
-    """Return `tracked_objects`, and untracked values of local variables."""
-    objects = tracked_objects()
+    """Return all objects that can hold data: `tracked_objects`, and untracked values of local variables.
+
+    Objects that a program's code consists of are left out, such as functions and descriptors.
+    """
+    objects = tracked_objects(
+        lambda types: map(operator.not_, map(_OF_CODE.__contains__, map(id, types)))
+    )
     for frame in _running_frames():
         objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
     return objects

@@ -68,6 +68,7 @@ class HolderSearch:
         watched: int = WATCHED,
         later: int = LATER,
     ) -> None:
+        self._budget_seconds = budget_seconds
         self._budget = TimeBudget(budget_seconds)
         self._diagnostics = diagnostics
         self._rate = rate
@@ -108,6 +109,11 @@ class HolderSearch:
         """True from the first call of `step_ended` on."""
         return self._begun_at is not None
 
+    @property
+    def seconds(self) -> float:
+        """Processor time that the search has taken so far."""
+        return self._budget_seconds - self._budget.left_in_all
+
     def stop(self) -> None:
         """End the search, and remove its hooks, modes and references. A second call is harmless."""
         self._finished = True
@@ -121,21 +127,21 @@ class HolderSearch:
         self._normal = None
 
     def _go_on(self, step: int) -> None:
+        # Each of the first parts looks at all objects once, so that none makes a step much longer.
         if self._trace is not None:
             self._go_on_tracing(step, self._trace)
-        elif self._begun_at is None or self._watch is None:
-            self._begin(step)
+        elif self._begun_at is None:
+            self._begun_at = step
+            self._censuses = [Census(all_objects(), self._budget)]
+        elif self._watch is None:
+            self._begin_watching()
         elif not self._ended_at:
             self._go_on_watching(step, self._watch)
         elif step - self._ended_at >= self._later:
             self._look(step, self._watch)
 
-    def _begin(self, step: int) -> None:
-        self._begun_at = step
-        objects = all_objects()
-        self._normal = KnownModels(objects, self._budget)
-        self._censuses = [Census(objects, self._budget)]
-        del objects
+    def _begin_watching(self) -> None:
+        self._normal = KnownModels(all_objects(), self._budget)
         if self._budget.spent:
             self.stop()
             return

@@ -31,7 +31,7 @@ from memlog.leaks.elimination import (
 )
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
-from memlog.leaks.time_budget import seconds_allowed
+from memlog.leaks.time_budget import EarnedTime, seconds_allowed
 from memlog.leaks.traced_state import cause_in_traces
 from memlog.probes.free_memory import device_free, host_free
 
@@ -92,6 +92,7 @@ class GrowthInquiry:
         self._is_traced = is_traced
         self._begun = begun
         self._searches = 0
+        self._time = EarnedTime()
         self._growth: Suspicion | None = None
         self._confirmed: Suspicion | None = None
         self._search: HolderSearch | None = None
@@ -223,6 +224,8 @@ class GrowthInquiry:
         """Begin a search. Pass ``lengths`` (``watched`` and ``later``, or nothing) to `HolderSearch`."""
         if "torch" not in sys.modules or self._searches >= _MOST_SEARCHES:
             return
+        if not self._time.is_enough:
+            return
         from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch
 
         self._searches += 1
@@ -238,6 +241,7 @@ class GrowthInquiry:
         search, self._search = self._search, None
         if search is not None:
             search.stop()
+            self._time.take(search.seconds)
             self._holders = search.holders or self._holders
             self._complete = self._complete or search.complete
 

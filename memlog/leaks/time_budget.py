@@ -10,6 +10,7 @@ from typing import TypeVar
 
 _SHARE = 0.01
 _BATCH = 20_000
+_FREE_SECONDS, _EARNED = 0.5, 0.03
 _Item = TypeVar("_Item")
 
 
@@ -19,6 +20,28 @@ def seconds_allowed(least: float, begun: float) -> float:
     ``begun`` is the start of the run in seconds, as `time.monotonic` returns it.
     """
     return max(least, _SHARE * (time.monotonic() - begun))
+
+
+class EarnedTime:
+    """Processor time for all searches of a run together: half a second, and 3 % of what the run takes itself.
+
+    A search is begun whole or not at all: what it has looked at is of no use without the rest.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.process_time()
+        self._taken = self._longest = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """True if another search, as long as the longest so far, may begin. The first always may."""
+        earned = _FREE_SECONDS + _EARNED * (time.process_time() - self._began)
+        return self._longest == 0.0 or self._taken + self._longest <= earned
+
+    def take(self, seconds: float) -> None:
+        """Count a search that has taken ``seconds``."""
+        self._taken += seconds
+        self._longest = max(self._longest, seconds)
 
 
 class TimeBudget:

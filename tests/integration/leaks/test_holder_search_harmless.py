@@ -204,7 +204,7 @@ def test_parameters_can_be_swapped_during_a_search():
 
 def test_an_iteration_of_very_many_operations_is_not_watched_to_its_end():
     search = new_search()
-    train(search, 1)
+    train(search, 2)
     watch = search._watch
     assert watch is not None
     watch._most_seconds = 0.025
@@ -222,17 +222,18 @@ def test_an_iteration_of_very_many_operations_is_not_watched_to_its_end():
 def test_only_one_thread_goes_on_with_a_search():
     hooks = hooks_of_modules()
     search = new_search()
-    begin, others = search._begin, []
+    begin, others = search._begin_watching, []
 
-    def slow_begin(step):
-        search._begin = begin
-        other = threading.Thread(target=lambda: others.append(search.step_ended(step + 1)))
+    def slow_begin():
+        search._begin_watching = begin
+        other = threading.Thread(target=lambda: others.append(search.step_ended(2)))
         other.start()
         other.join()
-        begin(step)
+        begin()
 
-    search._begin = slow_begin
+    search._begin_watching = slow_begin
     search.step_ended(0)
+    search.step_ended(1)
     search.stop()
     assert others == [False]
     assert hooks_of_modules() == hooks
@@ -240,9 +241,10 @@ def test_only_one_thread_goes_on_with_a_search():
 
 def test_a_search_that_another_thread_stops_leaves_nothing():
     search = new_search()
-    begin = search._begin
-    search._begin = lambda step: (search.stop(), begin(step))
-    assert search.step_ended(0)
+    begin = search._begin_watching
+    search._begin_watching = lambda: (search.stop(), begin())
+    search.step_ended(0)
+    assert search.step_ended(1)
     assert not _get_current_dispatch_mode_stack()
 
 
@@ -281,6 +283,7 @@ def test_no_bit_of_a_gradient_changes():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         if search is not None:
             search.step_ended(0)
+            search.step_ended(1)
         out, value = model(torch.randn(256, 64)), torch.randn((), requires_grad=True)
         filled = out.masked_fill(out > 0, value).cos().sum() + out[:8, :4].prod(1).sum()
         filled.backward()
