@@ -14,13 +14,10 @@ pytestmark = pytest.mark.integration
 RSS = "memory/host/rss_mib"
 LOOP = """
     import sys
-
-    FIRST = int(sys.argv[1])
-
     import torch
-
     import memlog
-
+    TRACKER
+    FIRST = int(sys.argv[1])
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -33,10 +30,15 @@ LOOP = """
 
 
 def train(directory: Path, script: str, *firsts: int, **environment: str) -> str:
-    """Run one job for each first step of the user's, and return what the last job prints to stderr."""
-    errors = ""
+    """Run one job for each first step of the user's, and return what the last job prints to stderr.
+
+    The script begins with the import of its tracker.
+    """
+    errors, (_, tracker, rest) = "", script.split("\n", 2)
     for first in firsts:
-        process = child.start(LOOP + script, directory, str(first), **environment)
+        process = child.start(
+            LOOP.replace("TRACKER", tracker.strip()) + rest, directory, str(first), **environment
+        )
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
     return errors

@@ -63,7 +63,7 @@ def test_what_was_published_before_a_sigkill_is_in_the_journal(tmp_path: Path) -
         expect_all_once([killed.run for killed in to_sync], uri)
 
 
-KILLS = int(os.environ.get("MEMLOG_TESTS_KILLS", "24"))
+KILLS = int(os.environ.get("MEMLOG_TESTS_KILLS", "12"))
 """Number of busy trainers to kill; ``MEMLOG_TESTS_KILLS=200`` takes minutes."""
 
 

@@ -146,7 +146,7 @@ def test_optimizers_that_are_kept_and_used_no_more() -> None:
         steps += 1
         trained_by(model, kept[-1])
 
-    advice = advice_on(step)
+    advice = advice_on(step, steps=200)  # a busy machine takes longer to earn the third trace
     weights = sum(parameter.nbytes for parameter in model.parameters())
     [idle] = [one for one in advice.hints if "did not step" in one.what]
     assert idle.saved % (2 * weights) < 0.01 * weights  # each also keeps a number that counts steps
