@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -168,7 +169,6 @@ class GrowthInquiry:
         self._confirmed = growth
         has_tried = self._searches or self._is_delayed
         if self._search is None and has_tried and not self._is_explained(growth):
-            self._before = self._before or figures(growth.step)
             self._begin_search(growth, watched=_WATCHED, later=_LATER)
         self._is_delayed = False
         if self._search is None:
@@ -217,7 +217,6 @@ class GrowthInquiry:
         is_about = self._periodic.series == _owner(growth.series)
         self._is_delayed = is_about and self._periodic.is_promising
         if not self._is_delayed and not self.is_explained_by_rises(growth):
-            self._before = self._before or figures(growth.step)
             self._begin_search(growth)
 
     def _begin_search(self, growth: Suspicion, **lengths: int) -> None:
@@ -226,6 +225,10 @@ class GrowthInquiry:
             return
         if not self._time.is_enough:
             return
+        if self._before is None:
+            began = time.thread_time()
+            self._before = figures(growth.step)
+            self._time.take(time.thread_time() - began)
         from memlog.leaks.holder_search import HolderSearch  # noqa: PLC0415 - it loads parts of torch
 
         self._searches += 1

@@ -36,22 +36,19 @@ class KindTable(Generic[_Kind]):
         """Yield the objects of interest, each with its kind."""
         types = list(map(type, objects))
         numbers = list(map(id, types))
-        present = set(numbers)
-        if not present <= self._seen.keys():
-            self._add(types)
+        present = dict(zip(numbers, types, strict=True))
+        for number in present.keys() - self._seen.keys():
+            self._add(number, present[number])
         kinds = self._kinds
-        if present.isdisjoint(kinds):
+        if present.keys().isdisjoint(kinds):
             return
         # Most objects are of no interest. The C function `compress` skips them faster than this loop could.
         pairs = zip(objects, numbers, strict=True)
         for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
             yield one, kinds[number]
 
-    def _add(self, types: list[type]) -> None:
-        for kind in types:
-            number = id(kind)
-            if number not in self._seen:
-                self._seen[number] = kind
-                found = self._kind_of(kind)
-                if found is not None:
-                    self._kinds[number] = found
+    def _add(self, number: int, kind: type) -> None:
+        self._seen[number] = kind
+        found = self._kind_of(kind)
+        if found is not None:
+            self._kinds[number] = found
