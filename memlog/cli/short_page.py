@@ -25,7 +25,7 @@ from memlog.events import ALLOCATED, HOST_RSS, RESERVED
 from memlog.facts.peaks import Peak
 from memlog.findings import beyond, evidence_and_remedy
 from memlog.journal import RunDirectory
-from memlog.reports.largest_step import like_another, shapes
+from memlog.reports.largest_step import like_another, role, shapes
 from memlog.reports.schema import Summary
 from memlog.reports.survived import survived
 
@@ -99,7 +99,8 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
     if summary.largest_step is not None:
         found = summary.largest_step
         but = "" if found.like_step is None else f". {like_another(found.like_step)}"
-        facts["inputs"] = f"step {found.step:,} made the peak: {shapes(found.inputs)}{but}"
+        made = role(found, summary.peaks)
+        facts["inputs"] = f"step {found.step:,} {made}: {shapes(found.inputs)}{but}"
     failed = summary.failed_rank
     if failed is not None:
         others = failed.others

@@ -26,7 +26,7 @@ from memlog.events import ALLOCATED, CGROUP, HOST_RSS, RESERVED, PeakSource
 from memlog.facts.peaks import Peak
 from memlog.facts.traced_steps import among
 from memlog.findings import evidence_and_remedy
-from memlog.reports.largest_step import like_another, shapes
+from memlog.reports.largest_step import like_another, role, shapes
 from memlog.reports.schema import (
     LargestStep,
     MetricSummary,
@@ -58,8 +58,8 @@ def print_everything(console: Console, summary: Summary) -> None:
         _print_section(console, "Findings", _findings(summary))
     _print_section(console, "Peaks", peaks(console, summary, all_peaks(summary)))
     if summary.largest_step is not None:
-        facts = _largest_step(summary.largest_step)
-        _print_section(console, "Inputs of the step that made the peak", table_of(facts))
+        facts = _largest_step(summary.largest_step, summary.peaks)
+        _print_section(console, "Inputs of the largest step", table_of(facts))
     if failures := survived(summary):
         _print_section(console, "Failed allocations", plain(failures))
     for axis in _AXES:
@@ -198,9 +198,10 @@ def peaks(console: Console, summary: Summary, shown: Iterable[tuple[str, Peak]])
     return made
 
 
-def _largest_step(found: LargestStep) -> dict[str, str | Text]:
+def _largest_step(found: LargestStep, peaks: dict[str, Peak]) -> dict[str, str | Text]:
+    peak = f"{found.device}, {format_bytes(found.peak_bytes)}"
     facts: dict[str, str | Text] = {
-        "step": f"{found.step:,}, {found.device} peak {format_bytes(found.peak_bytes)}",
+        "step": f"{found.step:,}, which {role(found, peaks)} ({peak})",
         "inputs": shapes(found.inputs),
     }
     if found.like_step is not None:

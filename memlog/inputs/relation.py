@@ -63,6 +63,8 @@ class StepPeak(NamedTuple):
     known: bool
     after: int | None
     """Bytes in use after the step; ``None``: unknown."""
+    fresh: frozenset[str] = frozenset()
+    """Names of the inputs whose tensors did not exist at the look before."""
 
 
 class Relation(NamedTuple):

@@ -25,18 +25,19 @@ _MODULE_CALL = "_call_impl"
 _MEMLOG = str(Path(__file__).parents[1]) + "/"
 
 
-def inputs_at_step_end() -> tuple[TensorInput, ...]:
+def inputs_at_step_end() -> tuple[tuple[TensorInput, ...], list[Any]]:
     """Return the tensors among the variables of the functions that called the optimizer's step.
 
-    The variables of the innermost function come first. Tensors that require gradients, such as parameters, do
-    not count as inputs.
+    The first part of the result describes them, the second part has the tensors themselves. The variables of
+    the innermost function come first. Tensors that require gradients, such as parameters, do not count as
+    inputs.
     """
     if "torch" not in sys.modules:
-        return ()
+        return (), []
     finder = TensorFinder()
     for frame in program_frames(_outwards(sys._getframe(1))):  # noqa: SLF001 - inspect's is the same
         finder.add(variables_of(frame))
-    return tuple(finder.found[:_INPUTS])
+    return tuple(finder.found[:_INPUTS]), finder.tensors[:_INPUTS]
 
 
 def inputs_of_failure(frames: Iterable[FrameType]) -> tuple[TensorInput, ...]:

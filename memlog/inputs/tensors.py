@@ -49,6 +49,8 @@ class TensorFinder:
         self._seen: set[int] = set()
         self._looked_at = 0
         self.found: list[TensorInput] = []
+        self.tensors: list[Any] = []
+        """The tensors of `found`."""
 
     def add(self, variables: Iterable[tuple[str, object]]) -> None:
         """Add the tensors of some variables. A tensor with several names is added under the first name."""
@@ -79,6 +81,7 @@ class TensorFinder:
             return
         shape = tuple(int(size) for size in tensor.shape)
         self.found.append(TensorInput(name, shape, str(tensor.dtype).removeprefix("torch.")))
+        self.tensors.append(tensor)
 
 
 def _items(name: str, value: object) -> Iterator[tuple[str, object]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from math import log, sqrt
+from typing import Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import (
@@ -77,6 +79,8 @@ class StepInputsWatch:
         self._published = 0
         self._newest_published = -1
         self._kept = KeptTensors()
+        self._tensors: list[weakref.ref[Any]] = []
+        """The tensors of the look before."""
         self._found: Relation | None = None
         self._finished_at: int | None = None
         self._forget()
@@ -100,8 +104,8 @@ class StepInputsWatch:
             self._warm_up -= 1
             self._record = self._risen = peak
             self._first = batch.step
-            if not self._warm_up:  # so that the next look sees what grows
-                self._kept.inputs_among(inputs_at_step_end(), peak)
+            if not self._warm_up:  # so that the next look sees what grows, and what is new
+                self._read_inputs(peak)
                 self.next_look = self._begun
             return
         rose = found.source == "exact"
@@ -135,7 +139,7 @@ class StepInputsWatch:
                 self._find(step, at_the_end=True)
 
     def _look(self, step: int, peak: int, after: int, *, rose: bool, is_record: bool) -> None:
-        inputs = self._kept.inputs_among(inputs_at_step_end(), peak)
+        inputs, fresh = self._read_inputs(peak)
         if is_record:
             self._record = peak
         if not inputs:
@@ -145,10 +149,19 @@ class StepInputsWatch:
             after -= 0 if heap is None else heap.idle
         if len(self._steps) >= _STEPS:
             del self._steps[1::2]
-        self._steps.append(StepPeak(step, inputs, peak, rose, after))
+        self._steps.append(StepPeak(step, inputs, peak, rose, after, fresh))
         if is_record:
             self._publish_inputs(self._steps[-1])
             self._find(step)
+
+    def _read_inputs(self, peak: int) -> tuple[tuple[TensorInput, ...], frozenset[str]]:
+        """Return the tensors among the step's variables, and the names of those that are new."""
+        found, tensors = inputs_at_step_end()
+        known, self._tensors = self._tensors, [weakref.ref(one) for one in tensors]
+        before = {id(one) for reference in known if (one := reference()) is not None}
+        pairs = zip(found, tensors, strict=True)
+        fresh = frozenset(each.name for each, tensor in pairs if id(tensor) not in before)
+        return self._kept.inputs_among(found, peak), fresh
 
     def _publish_inputs(self, step: StepPeak) -> None:
         if self._published >= _EVENTS:
@@ -166,7 +179,7 @@ class StepInputsWatch:
                 step=step.step,
                 device=self._device,
                 peak=step.peak,
-                inputs=self._varying_first(step.inputs),
+                inputs=self._varying_first(_most_likely(step)),
                 like_step=next(like, None),
             )
         )
@@ -235,3 +248,12 @@ def _reading(batch: Batch) -> Reading:
     """Return the reading of the accelerator with the highest peak, or of the process."""
     found = peak_readings(batch)
     return found[0] if len(found) == 1 else max(found, key=lambda each: each.peak or 0)
+
+
+def _most_likely(step: StepPeak) -> tuple[TensorInput, ...]:
+    """Return a step's inputs without tensors that are older, such as a data set or what a function has left.
+
+    If all tensors are older, the step may train with the same ones each time, so all are returned.
+    """
+    fresh = tuple(each for each in step.inputs if each.name in step.fresh)
+    return fresh or step.inputs

@@ -12,6 +12,9 @@ From step to step, the search keeps only weak references and numbers.
 from __future__ import annotations
 
 import threading
+import time
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from memlog._internal.diagnostics import Diagnostics
@@ -40,6 +43,8 @@ _PART_AT_ONCE: Final = 1 / 3
 step."""
 _MOST_AT_ONCE: Final = 3.0
 """When the search has taken this number of processor seconds in one step, it stops its work in this step."""
+_TRACING_SECONDS: Final = 0.3
+"""Processor seconds by which ``tracemalloc`` may make all steps together longer."""
 _ENOUGH: Final = 0.5
 """If the holders explain less than this fraction of the growth, ``tracemalloc`` runs."""
 
@@ -49,10 +54,10 @@ class HolderSearch:
 
     Call `step_ended` on the training thread. If the search fails, it ends, and training goes on.
 
-    ``budget_seconds`` is the processor time that the search may take on the training thread. The time by
-    which ``tracemalloc`` slows the program down does not count. ``rate`` is the growth to explain, in bytes
-    per step. If ``rate`` is 0, ``tracemalloc`` does not run. `WATCHED` and `LATER` describe ``watched`` and
-    ``later``.
+    ``budget_seconds`` is the processor time that the search may take on the training thread, without the
+    time by which ``tracemalloc`` slows the program down (`_TRACING_SECONDS`). ``rate`` is the growth to
+    explain, in bytes per step. If ``rate`` is 0, ``tracemalloc`` does not run. `WATCHED` and `LATER` describe
+    ``watched`` and ``later``.
 
     Attributes:
         holders: The holders found so far, the fastest growth first. Those from ``tracemalloc`` come last.
@@ -82,6 +87,8 @@ class HolderSearch:
         self._censuses: list[Census] = []
         self._sizes = SizesAtEnds()
         self._trace: AllocationTrace | None = None
+        self._waited: list[float] = []
+        """Processor time of the process at the ends of steps in which the search only waits."""
         self.holders: tuple[Holder, ...] = ()
         self.complete = False
         self._finished = False
@@ -139,6 +146,8 @@ class HolderSearch:
             self._go_on_watching(step, self._watch)
         elif step - self._ended_at >= self._later:
             self._look(step, self._watch)
+        else:
+            self._waited.append(time.process_time())
 
     def _begin_watching(self) -> None:
         self._normal = KnownModels(all_objects(), self._budget)
@@ -172,13 +181,15 @@ class HolderSearch:
             self.complete = not self._budget.spent
             self.stop()
             return
-        self._trace = AllocationTrace()
+        usual = [after - before for before, after in pairwise(self._waited)]
+        self._trace = AllocationTrace(median(usual) if usual else 0.0, _TRACING_SECONDS)
         self._traced_from = step
         if not self._trace.start():
             self.stop()
 
     def _go_on_tracing(self, step: int, trace: AllocationTrace) -> None:
         if not trace.running:
+            self._budget.take(trace.slower_by)
             self.stop()
         elif step - self._traced_from == _TRACED:
             trace.mark_middle()
@@ -188,3 +199,4 @@ class HolderSearch:
             self.holders += tuple(one for one in found if one.bytes_per_step >= least)
             self.complete = not self._budget.spent
             self.stop()
+        trace.step_ended()

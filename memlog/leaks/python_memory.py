@@ -1,12 +1,14 @@
 """Lines of the program whose Python memory grows, measured with ``tracemalloc`` for a few steps.
 
-``tracemalloc`` makes Python's allocations about two to four times as slow. So memlog starts it only if
-memlog has found no other cause of the growth. memlog stops it if its traces exceed `_MOST_TRACED` bytes.
+``tracemalloc`` makes Python's allocations two to four times as slow, and a program that hardly does anything
+else more than ten times. So memlog starts it only if memlog has found no other cause of the growth. memlog
+stops it if its traces exceed `_MOST_TRACED` bytes, or if steps take too long.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 import tracemalloc
@@ -46,9 +48,15 @@ class AllocationTrace:
 
     The bytes that each line holds are counted half-way and at the end. A line grows if it holds more bytes at
     the end.
+
+    ``step_seconds`` is the usual processor time of a step. If the steps together take ``seconds`` more than
+    that, the trace ends, also within a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_seconds: float = math.inf, seconds: float = math.inf) -> None:
+        self._step_seconds, self._seconds = step_seconds, seconds
+        self._began = 0.0
+        self._steps = 1
         self._started = False
         self._middle: dict[_Line, int] = {}
         self._lines = CallingLines()
@@ -59,6 +67,7 @@ class AllocationTrace:
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
             self._started = True
+            self._began = time.process_time()
             self._start, tracemalloc.start = tracemalloc.start, self._program_starts
             # Without this line, a forked child, such as a DataLoader's worker, would trace until it ends.
             fork.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
@@ -76,8 +85,21 @@ class AllocationTrace:
         tracing = self._started and tracemalloc.is_tracing()
         return tracing and tracemalloc.get_tracemalloc_memory() <= _MOST_TRACED
 
+    def step_ended(self) -> None:
+        """Allow the time of another step."""
+        self._steps += 1
+
+    @property
+    def slower_by(self) -> float:
+        """Processor seconds that the steps so far took longer than usual."""
+        return time.process_time() - self._began - self._steps * self._step_seconds
+
     def _limit(self) -> None:
-        while self._started and tracemalloc.get_tracemalloc_memory() <= _MOST_IN_STEP:
+        while (
+            self._started
+            and tracemalloc.get_tracemalloc_memory() <= _MOST_IN_STEP
+            and self.slower_by <= self._seconds
+        ):
             time.sleep(_LOOK)
         self.stop()
 
@@ -92,7 +114,11 @@ class AllocationTrace:
     def mark_middle(self) -> None:
         """Count the bytes that each line holds. Call this method half-way through the trace."""
         if self._started:
+            began = time.process_time()
             self._middle = self._held()
+            self._began += (
+                time.process_time() - began
+            )  # the search's own time, not that of slow steps
 
     def finish(self, steps: int) -> list[Holder]:
         """Stop tracing. Return the lines that hold more bytes than at `mark_middle`, ``steps`` steps ago.

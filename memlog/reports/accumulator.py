@@ -110,15 +110,19 @@ class Accumulator:
 
     @property
     def largest_step(self) -> StepInputs | None:
-        """Inputs of the step that made the run's peak.
+        """Inputs of the step that made the run's peak, or a peak that is less than 5 % lower.
 
-        ``None`` if they are unknown, or if a later step with unknown inputs raised the peak by 5 % or more.
+        ``None`` if they are unknown. If an evaluation or a phase before this step made the same peak, the
+        step did not make it.
         """
         event = self._newest_inputs
         if event is None:
             return None
-        most = self.facts.peaks.of(peak_kind(event.device), UNKNOWN).bytes
-        return event if most is None or most < RECORD * event.peak else None
+        most = self.facts.peaks.of(peak_kind(event.device), UNKNOWN)
+        if most.bytes is None:
+            return event
+        is_earlier = most.step is not None and most.step < event.step
+        return event if most.bytes < RECORD * event.peak and not is_earlier else None
 
     def _take_header(self, header: Header) -> None:
         self._header, self._has_older_names = header, header.has_older_names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memlog._internal.units import format_bytes
 from memlog.events import StepInputs, TensorInput, main_reading
+from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
 from memlog.reports.final_state import FinalState
-from memlog.reports.schema import InputFacts
+from memlog.reports.schema import InputFacts, LargestStep
 
 _SHOWN = 4
 """Maximum number of inputs in a sentence."""
@@ -20,6 +21,14 @@ def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
     if len(inputs) > _SHOWN:
         some.append(f"{len(inputs) - _SHOWN} more")
     return ", ".join(some)
+
+
+def role(found: LargestStep, peaks: Mapping[str, Peak]) -> str:
+    """Return which part of the run's peak a step made."""
+    most = peaks.get(peak_kind(found.device), UNKNOWN)
+    if most.bytes is None or most.step == found.step:
+        return "made the peak"
+    return f"came within {format_bytes(max(most.bytes - found.peak_bytes, 0))} of the peak"
 
 
 def like_another(like_step: int) -> str:

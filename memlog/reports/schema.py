@@ -141,7 +141,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargestStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Step that made the run's peak. While the run goes on, rises below 5 % do not count."""
+    """Step that made the run's peak, or one that is less than 5 % lower."""
 
     step: int
     device: str

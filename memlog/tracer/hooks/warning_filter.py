@@ -6,6 +6,7 @@ warnings into errors, the warning ends training.
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -32,14 +33,14 @@ class _CompileWarningFilter(SharedHook[object]):
                 self._install()  # the user's newer filters come first, so put memlog's in front again
 
     def _install(self) -> None:
-        warnings.filterwarnings("ignore", message=_TEXT)
-        self._filter = warnings.filters[0] if warnings.filters else None
+        # `warnings.filterwarnings` would also make Python forget which of the program's warnings it has
+        # printed already. Each would then be printed again.
+        self._filter = ("ignore", re.compile(_TEXT, re.IGNORECASE), Warning, None, 0)
+        warnings.filters.insert(0, self._filter)  # type: ignore[attr-defined] # typeshed is wrong: it is a list
 
     def _uninstall(self) -> None:
         if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # typeshed is wrong: it is a list
-            with warnings.catch_warnings():
-                pass  # makes Python drop what it has cached for the old filters
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # see above
 
 
 COMPILE_WARNING_FILTER = _CompileWarningFilter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 from collections import Counter, OrderedDict, deque
 
@@ -161,6 +162,25 @@ def test_a_step_that_makes_millions_of_objects_ends_the_trace():
         kept.append(object())
         assert len(kept) < 20_000_000
     assert not trace.finish(1)
+
+
+def test_a_trace_that_makes_a_step_much_longer_ends_within_the_step():
+    trace = AllocationTrace(step_seconds=0.0, seconds=0.05)
+    assert trace.start()
+    began = time.process_time()
+    while tracemalloc.is_tracing():
+        assert time.process_time() - began < 60
+    assert trace.slower_by > 0.05
+    assert not trace.finish(1)
+
+
+def test_the_usual_time_of_steps_does_not_end_a_trace():
+    trace = AllocationTrace(step_seconds=60.0, seconds=0.0)
+    assert trace.start()
+    trace.step_ended()
+    assert -120 <= trace.slower_by < -60
+    assert trace.running
+    trace.stop()
 
 
 @pytest.mark.parametrize("kind", [list, deque, OrderedDict, Counter])

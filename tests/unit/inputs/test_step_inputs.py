@@ -46,7 +46,7 @@ def test_tensors_and_what_holds_them() -> None:
         listed = [torch.zeros(6, 1)]
         sample = Sample(torch.zeros(3, 32, 32), 4)
         encoding = BatchEncoding({"ids": torch.zeros(7, 7)})
-        found = inputs_at_step_end()
+        found, _ = inputs_at_step_end()
         use(tokens, batch, pair, listed, sample, encoding)
         return found
 
@@ -69,7 +69,7 @@ def test_parameters_outputs_and_long_lists_are_no_inputs() -> None:
         output = weight * 2
         loss = torch.zeros(())
         history = [torch.zeros(1) for _ in range(17)]
-        found = inputs_at_step_end()
+        found, _ = inputs_at_step_end()
         use(weight, x, output, loss, history)
         return found
 
@@ -140,7 +140,7 @@ def test_no_code_of_the_program_runs() -> None:
     def step(mode: Mode) -> tuple[TensorInput, ...]:
         values = [Strange(), StrangeDict(a=torch.zeros(1, 1)), strange_data, wrapped, plain]
         with mode:
-            found = inputs_at_step_end()
+            found, _ = inputs_at_step_end()
         use(values)
         return found
 
@@ -160,7 +160,7 @@ def test_nothing_is_kept_alive() -> None:
     def step() -> list[Any]:
         held, batch = Held(), {"x": torch.zeros(4, 4), "held": [Held()]}
         seen = [weakref.ref(held), weakref.ref(batch["held"][0])]  # type: ignore[index]
-        found.append(inputs_at_step_end())
+        found.append(inputs_at_step_end()[0])
         del held, batch
         return [each() for each in seen]
 
@@ -181,7 +181,7 @@ def test_the_variables_are_unchanged_under_a_trace_function() -> None:
     def step() -> tuple[Any, ...]:
         first, second = [1], torch.zeros(3, 1)
         held = weakref.ref(second)
-        found = inputs_at_step_end()
+        found, _ = inputs_at_step_end()
         first.append(2)
         del second
         return first, held(), found
@@ -230,7 +230,7 @@ def test_the_names_at_the_top_of_a_script() -> None:
 import torch
 from memlog.inputs.step_inputs import inputs_at_step_end
 x = torch.zeros(5, 2)
-found = inputs_at_step_end()
+found, _ = inputs_at_step_end()
 """
     exec(compile(program, "train.py", "exec"), namespace)  # noqa: S102 - a script has globals as variables
     assert shapes(namespace["found"])["x"] == (5, 2)

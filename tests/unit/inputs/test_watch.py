@@ -106,14 +106,14 @@ def test_no_record_without_a_rise_of_five_percent() -> None:
     assert run.findings == []
 
 
-def test_inputs_that_vary_stand_before_a_data_set() -> None:
+def test_inputs_that_vary_stand_before_others() -> None:
     run = Run()
-    data = torch.empty(1000, 3, device="meta")
     for step in range(20):
+        data = torch.empty(1000, 3, device="meta")
         a_batch = torch.empty(8, 16 + 8 * step, dtype=torch.int64, device="meta")
         run.end_step(round(needs(16 + 8 * step)), 300 * MIB)
-        use(data)
         use(a_batch)
+        use(data)
     assert [each.name for each in run.records[-1].inputs] == ["a_batch", "data"]
 
 
@@ -203,3 +203,22 @@ def test_a_list_that_gains_a_tensor_each_step_is_no_input() -> None:
     names = {each.name for record in run.records for each in record.inputs}
     assert "tokens" in names
     assert not any(name.startswith("kept[") for name in names)
+
+
+def test_tensors_that_stay_are_no_inputs_beside_new_ones() -> None:
+    run = Run()
+    data_set, preview = torch.empty(64, 10), torch.empty(7, 3, device="meta")
+    run.train((16, 300 * MIB + step * MIB) for step in range(8))
+    run.train([(32, 500 * MIB)])
+    assert [each.name for each in run.records[-1].inputs] == ["tokens"]
+    use((data_set, preview))
+
+
+def test_the_same_batch_in_each_step_is_an_input() -> None:
+    run = Run()
+    whole = torch.empty(64, 10)
+    for step in range(8):
+        run.end_step(300 * MIB + step * MIB, 300 * MIB)
+    run.end_step(500 * MIB, 300 * MIB)
+    assert [each.name for each in run.records[-1].inputs] == ["whole"]
+    use(whole)

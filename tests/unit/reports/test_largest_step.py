@@ -7,10 +7,13 @@ import pytest
 from support.journals import MIB, MadeRun, at, batch
 
 from memlog.events import Event, OutOfMemory, StepInputs, TensorInput, Trace
+from memlog.facts.peaks import Peak
 from memlog.reports.final_state import final_state
-from memlog.reports.largest_step import of_the_end, shapes
+from memlog.reports.largest_step import of_the_end, role, shapes
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
+from memlog.reports.schema import LargestStep
+from memlog.reports.summary import summarize
 
 TOKENS = TensorInput('batch["input_ids"]', (8, 1024), "int64")
 LARGEST = StepInputs(at(5), 5, "host", 900 * MIB, (TOKENS,))
@@ -71,3 +74,38 @@ def test_the_report_has_them(tmp_path: Path) -> None:
     run = MadeRun(tmp_path).write(batch(9, 300 * MIB), LARGEST, FAILURE).closed()
     text = report(final_state(run), Witness(writer="helper")).text
     assert "## Inputs\n\nInputs of the step that failed:" in text
+
+
+def largest(root: Path, *peaks: int) -> tuple[LargestStep | None, dict[str, Peak]]:
+    """Return the largest step, and the peaks, of a run with these peaks in MiB. `LARGEST` is at step 5."""
+    steps = [
+        msgspec.structs.replace(
+            batch(step, 300 * MIB), rss_peak=peak * MIB, rss_peak_source="exact"
+        )
+        for step, peak in enumerate(peaks)
+    ]
+    in_order = sorted([*steps, LARGEST], key=lambda event: event.time_us)
+    found = summarize(MadeRun(root).write(*in_order).closed())
+    return found.largest_step, found.peaks
+
+
+def test_the_step_of_the_peak(tmp_path: Path) -> None:
+    found, peaks = largest(tmp_path, *[400] * 5, *[900] * 4)
+    assert found is not None
+    assert role(found, peaks) == "made the peak"
+
+
+def test_a_later_step_with_a_slightly_higher_peak(tmp_path: Path) -> None:
+    found, peaks = largest(tmp_path, *[400] * 5, *[900] * 2, *[910] * 2)
+    assert found is not None
+    assert role(found, peaks) == "came within 10.0 MiB of the peak"
+
+
+def test_a_peak_before_the_step_is_not_the_steps(tmp_path: Path) -> None:
+    found, _ = largest(tmp_path, *[400] * 4, *[900] * 5)
+    assert found is None
+
+
+def test_a_later_peak_that_is_much_higher(tmp_path: Path) -> None:
+    found, _ = largest(tmp_path, *[400] * 5, *[900] * 2, *[990] * 2)
+    assert found is None
