@@ -24,7 +24,8 @@ from memlog.leaks.containers import is_atom, is_shared, size_and_referents
 from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
 
 _MAX_VISITED: Final = 20_000
-"""Maximum number of objects and graph nodes that one `ElementWeight` visits. It takes about 30 ms."""
+"""Maximum number of objects and graph nodes that one `ElementWeight` visits, and as many again for what it
+only compares with. It takes about 30 ms."""
 _SLOTS: Final = (
     GetSetDescriptorType,
     MemberDescriptorType,
@@ -66,19 +67,23 @@ class ElementWeight:
         storages: Part of ``own`` in storages of tensors.
         shown: Bytes of the tensors' elements: fewer than ``storages`` for views of larger tensors.
         foreign: Number of objects of each class whose memory Python does not see, by the class's name.
-        elements: Number of elements that were weighed completely.
+        elements: Number of elements that were weighed.
+        is_partial: True if this is one element, with more objects than are visited. The sums are too small.
     """
 
     def __init__(self) -> None:
         # With the objects: a new object could get the identity of one that was freed.
         self._seen: dict[Any, Any] = {}
         self._kinds: dict[int, _Kind] = {}
+        self._most = 0
         self.forget_counts()
 
     def forget_counts(self) -> None:
         """Begin the sums again. What was counted before still counts as shared."""
+        self._most = len(self._seen) + _MAX_VISITED
         self.own = self.graph = self.tensors = self.elements = self.storages = self.shown = 0
         self.foreign: Counter[str] = Counter()
+        self.is_partial = False
 
     def add(self, elements: Sequence[Any], enough: int = _MAX_VISITED) -> None:
         """Weigh elements until ``enough`` objects and graph nodes were visited."""
@@ -94,6 +99,7 @@ class ElementWeight:
                 self.own, self.graph, self.tensors, self.foreign = before
                 return
             self.elements += 1
+            self.is_partial = self._is_full
 
     @property
     def shares(self) -> bool:
@@ -102,7 +108,7 @@ class ElementWeight:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._seen) >= _MAX_VISITED
+        return len(self._seen) >= self._most
 
     def _is_new(self, key: Any, one: Any) -> bool:
         if key in self._seen:
@@ -112,7 +118,7 @@ class ElementWeight:
 
     def _add_objects(self, waiting: list[Any], nodes: list[Any]) -> None:
         seen, kinds = self._seen, self._kinds
-        while waiting and len(seen) < _MAX_VISITED:
+        while waiting and len(seen) < self._most:
             one = waiting.pop()
             number = id(one)
             kind = kinds.get(id(type(one))) or self._kind_of(type(one))

@@ -190,7 +190,7 @@ class PeriodicInquiry:
         self.is_sparse = (
             search is not None and bool(growers) and search.is_stairs and search.every >= _SPARSE
         )
-        self.is_weighed = not any(one.foreign for one in growers)
+        self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
 

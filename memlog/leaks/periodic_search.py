@@ -64,8 +64,8 @@ _ALL: Final = 1.7
 measure is wrong. Then none is named."""
 _PART: Final = 0.25
 """A candidate that holds less than this part of the growth is not named."""
-_OUTSIDE: Final = 0.3
-"""If Python sees more than this part of the growth, foreign objects are not named for the rest."""
+_OUTSIDE: Final = _ENOUGH
+"""If memlog sees more than this part of the growth, nothing is named for the rest."""
 
 
 class Identity(NamedTuple):
@@ -104,6 +104,7 @@ class Grower(NamedTuple):
         graph: Part of ``bytes_gained`` that only autograd graphs keep.
         tensors: Number of tensors in an element.
         foreign: Class of the objects whose memory Python does not see, if these explain the growth; or empty.
+        is_partial: True if an element has too many objects to be weighed, and these explain the growth.
         readings: Number of rises at which it was longer than before.
         is_buffer: True for a tensor or an array that is replaced by a larger one.
         is_element: True for an element of another container.
@@ -130,6 +131,12 @@ class Grower(NamedTuple):
     is_steady: bool = False
     containers: int = 1
     are_views: bool = False
+    is_partial: bool = False
+
+    @property
+    def is_by_elimination(self) -> bool:
+        """True if memlog does not see the bytes, and no other container can hold them."""
+        return bool(self.foreign) or self.is_partial
 
     @property
     def explained(self) -> float:
@@ -233,7 +240,7 @@ class PeriodicSearch:
             one = _weighed(each, in_stairs=not is_steady)
             weighed += [] if one is None else [one]
         found = _joined(weighed)
-        found = _with_foreign(found)
+        found = _with_unseen(found)
         named = [one for one in found if one.explained >= _PART and _is_kept(one)]
         explained = sum(one.explained for one in named)
         if not _ENOUGH <= explained <= _ALL:
@@ -386,7 +393,8 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
     # Once it may be late, if another thread adds the elements.
     if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
         return None  # it may be full, or memory rises without it
-    own, graph, tensors, foreign, are_views = float(gained), 0.0, 1.0, "", False
+    own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
+    are_views = is_partial = False
     if not is_buffer(type(container)):
         weight = _weight(container, gained)
         if weight is None:
@@ -395,6 +403,7 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         tensors = weight.tensors / weight.elements
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
+        is_partial = weight.is_partial
     return Grower(
         chain=chain,
         gained=gained,
@@ -413,6 +422,7 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         is_buffer=is_buffer(type(container)),
         is_replaced=candidate.is_replaced,
         are_views=are_views,
+        is_partial=is_partial,
         is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
     )
 
@@ -494,15 +504,16 @@ def _sum(one: Grower, other: Grower) -> Grower:
     )
 
 
-def _with_foreign(growers: list[Grower]) -> list[Grower]:
-    """Return the growers. If Python sees little of the growth, one with foreign objects explains the rest.
+def _with_unseen(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. If memlog sees little of the growth, one with unseen objects explains the rest.
 
-    If several have such objects, it is unknown which of them holds the memory.
+    Objects are unseen if they are foreign, or too many. If several growers have such objects, it is unknown
+    which of them holds the memory.
     """
-    foreign = [one for one in growers if one.foreign]
+    unseen = [one for one in growers if one.is_by_elimination]
     seen = sum(one.explained for one in growers)
-    if len(foreign) == 1 and seen < _OUTSIDE:
-        one = foreign[0]
+    if len(unseen) == 1 and seen < _OUTSIDE:
+        one = unseen[0]
         rest = one.growth * (1 - seen) + one.bytes_gained
         return [each for each in growers if each is not one] + [one._replace(bytes_gained=rest)]
-    return [one._replace(foreign="") for one in growers]
+    return [one._replace(foreign="", is_partial=False) for one in growers]

@@ -95,6 +95,8 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
             f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "
             f"{size}."
         )
+    if grower.is_partial:
+        return f"{gains}. An element has too many objects to add up: by elimination, they explain {size}."
     if grower.graph > grower.bytes_gained / 2:
         is_each = grower.is_steady and _is_tensor(grower)
         return (
@@ -141,11 +143,11 @@ def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     if grower.is_buffer:
         return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
     held = f"{grower.gained} more elements after {grower.steps} steps"
-    if grower.foreign:
+    if grower.is_by_elimination:
         found.append(f"{held}; no other container that grew meanwhile explains the memory")
     else:
         found.append(f"{held}, which hold {format_bytes(grower.bytes_gained)}")
-    if not grower.foreign and grower.tensors > 1:
+    if not grower.is_by_elimination and grower.tensors > 1:
         found.append(f"an element has {grower.tensors:,.0f} tensors")
     return tuple(found)
 
@@ -154,4 +156,4 @@ def _confidence(grower: Grower, owner: Owner) -> Confidence:
     if grower.readings < 2:  # noqa: PLR2004 - seen one time
         return "low"
     sure = grower.readings >= _SURE and abs(grower.explained - 1) <= _WITHIN
-    return "high" if sure and owner.root.name and not grower.foreign else "medium"
+    return "high" if sure and owner.root.name and not grower.is_by_elimination else "medium"

@@ -297,6 +297,31 @@ def test_objects_whose_memory_python_does_not_see_are_named_by_elimination() -> 
     assert holder.confidence == "medium"
 
 
+def test_elements_with_too_many_objects_to_weigh_are_named_by_elimination() -> None:
+    memory, records, names = Memory(), [], []
+
+    def evaluate(step: int) -> None:
+        memory.level += 10 * MIB
+        records.append([[] for _ in range(30_000)])
+        names.append(str(step))
+
+    holder = only(named(evaluate, memory))
+    assert holder.title.startswith("`records`, a list")
+    assert "too many objects to add up" in holder.title
+    assert holder.confidence == "medium"
+
+
+def test_many_objects_of_an_older_element_leave_the_newest_one_its_weight() -> None:
+    older = [[] for _ in range(30_000)]
+    weight = ElementWeight()
+    weight.add([older])
+    assert weight.is_partial
+    weight.forget_counts()
+    weight.add([torch.ones(1000)])
+    assert weight.own == pytest.approx(4000, abs=1)
+    assert not weight.is_partial
+
+
 def test_two_containers_with_foreign_objects_are_not_named() -> None:
     memory, decoded, others = Memory(), [], []
 
