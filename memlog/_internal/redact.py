@@ -78,6 +78,8 @@ _TOKEN = lazy_pattern(
 _WEBHOOK = lazy_pattern(
     r"(?P<name>https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)/"
     r"|(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/|(?:[\w-]{1,99}\.){0,9}(?:webhook\.office\.com/\w{1,20}|office(?:365)?\.com/webhook\w{0,9})/"
+    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/v\d/hook/"
+    r"|maker\.ifttt\.com/[\w/-]{1,199}/with/key/"
     r"|api\.telegram\.org/bot|hooks\.zapier\.com/hooks/|[\w.-]{1,99}\.logic\.azure\.com/))[^\s'\",)]+"
 )
 _PRIVATE_KEY = lazy_pattern(

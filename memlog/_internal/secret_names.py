@@ -9,7 +9,7 @@ from memlog._internal.patterns import lazy_pattern
 
 _PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _CERTAIN = lazy_pattern(
-    r"(?:passw(?:or)?d|passphrase|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
+    r"(?:passw(?:or)?d?|passphrase|passcode|keypass|psw|pswd|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
     r"|(?:hf|wandb|gh|github|gitlab|openai|anthropic|aws|azure|slack|my|user|db)(?:token|pass)"
     r"|(?:hf|wandb|openai|anthropic|aws|azure)key)s?$"
     r"|^creds?$"

@@ -44,11 +44,13 @@ class Inputs(Protocol):
     def __call__(self, batch: Batch, /) -> None: ...
 
 
-def _has_idle_torch() -> bool:
-    """Return True if the program has imported torch, and this thread has never built an autograd graph.
+def _has_not_trained() -> bool:
+    """Return True for a call for help, or if torch is imported and this thread never built an autograd graph.
 
-    It ended early, for example because a file was missing, or it was meant to train nothing.
+    The program ended early, for example because a file was missing, or it was meant to train nothing.
     """
+    if not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:]):
+        return True
     next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
     return next_number is not None and next_number() == 0
 
@@ -214,7 +216,7 @@ class BatchRecorder:
                     f"has started {are}: if they train, call memlog.init() in the function that they run, or "
                     "leave it out and start the program with `memlog run`"
                 )
-            elif _has_idle_torch():
+            elif _has_not_trained():
                 return
             self._diagnostics.say_once("no_steps", message)
 

@@ -193,7 +193,7 @@ def peaks(console: Console, summary: Summary, shown: Iterable[tuple[str, Peak]])
             plain(kind),
             format_bytes(peak.bytes) + _share(summary.run, kind, peak),
             _SOURCES[peak.source],
-            _where(peak) + _phase(summary, kind),
+            plain(_where(peak) + _phase(summary, kind)),
         )
     return made
 

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 SERVICES = ["", "hf", "wandb", "openai", "comet", "my", "s3", "db", "aws", "azure-prod"]
 SECRETS = [
     *("token", "tokens", "api-key", "api-keys", "apikey", "access-key", "secret", "secrets"),
-    *("password", "passwd", "passphrase", "pat", "jwt", "bearer", "auth-token", "credentials"),
+    *(
+        "password",
+        "passwd",
+        "passphrase",
+        "passcode",
+        "keypass",
+        "pat",
+        "jwt",
+        "bearer",
+        "auth-token",
+        "credentials",
+    ),
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
 ]
 ORDINARY = [
@@ -58,6 +69,8 @@ def of_services(value: str) -> list[list[str]]:
         *(["-u", f"user:{value}"], [f"--user=me:{value}"]),
         *([f"-umy-user:{value}"], ["--webhook-url", f"https://bots.example.com/post/{value}"]),
         *([f"https://outlook.office.com/webhook/{value}/IncomingWebhook/x"],),
+        *([f"https://open.feishu.cn/open-apis/bot/v2/hook/{value}"],),
+        *([f"https://maker.ifttt.com/trigger/trained/with/key/{value}"],),
         *(["--login", f"me:{value}"], ["--store", f"postgresql://me:{value}@host/db"]),
         *([f"me:{value}@host/db"], ["--notify", f"https://hooks.slack.com/services/T0/B0/{value}"]),
         *([f"https://discord.com/api/webhooks/1/{value}"], ["--header", f"X-Api-Key: {value}"]),

@@ -102,6 +102,11 @@ def test_a_failed_script_gets_no_hint(tmp_path: Path) -> None:
     assert "recorded nothing" not in shown(tmp_path)
 
 
+def test_a_call_for_help_gets_no_hint(tmp_path: Path) -> None:
+    usage = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    assert ran(tmp_path, INIT + usage, argument="--help") == []
+
+
 def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> None:
     (line,) = ran(tmp_path, "print('done')\n", *LAUNCHER)
     assert line.startswith(f"{WHY}session = memlog.init() in the script and session.step() after")
