@@ -52,14 +52,21 @@ class MlflowBackend:
         return seen
 
     def last_step(self, run: TrackerRun) -> int | None:
-        """Return the last step with memlog's values, from the data with which ``mlflow`` opened the run."""
+        """Return the run's last step, from the data with which ``mlflow`` opened the run.
+
+        It is that of memlog's values. If the run has none, an earlier job did not use memlog: then it is the
+        last step of the user's metrics.
+        """
         mlflow = _imported_mlflow()
         active = None if mlflow is None else mlflow.active_run()
         if active is None or active.info.run_id != run.run_id:
             return None
         # The public property has no steps.
         held = getattr(active.data, "_metric_objs", ())
-        return max((one.step for one in held if one.key.startswith(STEP_PREFIX)), default=None)
+        own = [one.step for one in held if one.key.startswith(STEP_PREFIX)]
+        # MLflow numbers its readings of the system from 0.
+        users = [one.step for one in held if not one.key.startswith("system/")]
+        return max(own or users, default=None)
 
     def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
         """Return False, because `last_step` knows each run's last step."""

@@ -73,6 +73,34 @@ def test_mlflow(tmp_path: Path, arguments: str, second: range) -> None:
 
 
 @pytest.mark.usefixtures("ready_store")
+def test_mlflow_after_a_job_without_memlog(tmp_path: Path) -> None:
+    """The first job's metrics tell where the second one begins."""
+    train(
+        tmp_path,
+        """
+    import mlflow
+    client = mlflow.MlflowClient()
+    known = [run.info.run_id for run in client.search_runs(["0"])]
+    with mlflow.start_run(run_id=known[0] if known else None):
+        if known:
+            memlog.init("mlflow", finish_timeout=120)
+        mlflow.log_metric("system/cpu_utilization_percentage", 50.0, step=500)
+        train(lambda step: mlflow.log_metric("loss", 1.0, step=step))
+        if known:
+            memlog.finish()
+    """,
+        0,
+        10,
+    )
+    from mlflow import MlflowClient
+
+    client: MlflowClient = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (run,) = client.search_runs(["0"])
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, RSS)]
+    assert steps == list(range(10, 20))
+
+
+@pytest.mark.usefixtures("ready_store")
 def test_two_sessions_of_one_process_and_the_same_open_run(tmp_path: Path) -> None:
     train(
         tmp_path,
