@@ -64,9 +64,16 @@ class TensorboardBackend:
         return self._seen
 
     def last_step(self, run: TrackerRun) -> int | None:
-        """Return the last step in the event files that earlier sessions of memlog wrote to the folder."""
-        files = Path(run.run_id).glob("*tfevents*memlog-*")
-        steps = [last_step_in(file) for file in files if file.is_file()]
+        """Return the last step in the event files that earlier sessions of memlog wrote to the folder.
+
+        If there is none, an earlier job did not use memlog: then return the last step in the user's files,
+        except those that are being written.
+        """
+        files = [file for file in Path(run.run_id).glob("*tfevents*") if file.is_file()]
+        own = [file for file in files if "memlog-" in file.name]
+        being_written = [_file_of(thread) for thread in self._threads]
+        earlier = own or [file for file in files if os.path.abspath(file) not in being_written]  # noqa: PTH100 - see `_file_of`
+        steps = [last_step_in(file, of_memlog=bool(own)) for file in earlier]
         return max((step for step in steps if step is not None), default=None)
 
     def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
@@ -104,8 +111,8 @@ def run_in(folder: Path) -> TrackerRun:
     )
 
 
-def _folder_of(thread: threading.Thread) -> Path | None:
-    """Return the folder to which a writer's thread writes; ``None`` if the folder is not on this machine."""
+def _file_of(thread: threading.Thread) -> str | None:
+    """Return the file to which a writer's thread writes; ``None`` if it is unknown."""
     records = getattr(thread, "_record_writer", None)
     file = getattr(records, "_writer", None)
     # tensorboardX has the file's name in `_file_name`. tensorboard has the name in `filename`, or, if
@@ -115,6 +122,14 @@ def _folder_of(thread: threading.Thread) -> Path | None:
     if found is None:
         return None
     name = os.fsdecode(found)
+    return name if "://" in name else os.path.abspath(name)  # noqa: PTH100 - `Path.absolute` keeps dots
+
+
+def _folder_of(thread: threading.Thread) -> Path | None:
+    """Return the folder to which a writer's thread writes; ``None`` if the folder is not on this machine."""
+    name = _file_of(thread)
+    if name is None:
+        return None
     if "://" in name:
         logger.warning(
             "memlog: the TensorBoard writer's file %s is not on this machine: memlog writes its event "

@@ -21,10 +21,15 @@ _HEADER, _CHECK = 12, 4
 _TIME, _STEP = b"\x09", b"\x10"
 """First bytes of the fields ``wall_time``, which takes 9 bytes in all, and ``step``."""
 _STEP_AT = 9
+_FIRST_RECORD = b"brain.Event:"
+"""Text in a file's first record, which has no value."""
 
 
-def last_step_in(file: Path) -> int | None:
-    """Return the last step with a value of memlog's in an event file; ``None`` if there is none."""
+def last_step_in(file: Path, *, of_memlog: bool = True) -> int | None:
+    """Return the last step with a value in an event file; ``None`` if there is none.
+
+    If ``of_memlog`` is true, only memlog's values count.
+    """
     with file.open("rb") as opened:
         try:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -34,7 +39,8 @@ def last_step_in(file: Path) -> int | None:
             steps = [
                 _step_of(record)
                 for begin, end in _newest_records(data)
-                if STEP_PREFIX.encode() in (record := data[begin:end])
+                if (STEP_PREFIX.encode() in (record := data[begin:end]))
+                or not (of_memlog or _FIRST_RECORD in record)
             ]
     return max((step for step in steps if step is not None), default=None)
 

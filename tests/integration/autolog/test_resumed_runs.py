@@ -148,6 +148,27 @@ def test_tensorboard(tmp_path: Path, arguments: str) -> None:
     assert [file.read_bytes() for file in (tmp_path / "tb").glob("*memlog-*")] == own
 
 
+def test_tensorboard_after_a_job_without_memlog(tmp_path: Path) -> None:
+    train(
+        tmp_path,
+        """
+    from torch.utils.tensorboard import SummaryWriter
+    if FIRST:
+        memlog.init("tensorboard", finish_timeout=120)
+    writer = SummaryWriter("tb")
+    writer.add_scalar("rate", 1.0, FIRST)
+    train(lambda step: writer.add_scalar("loss", 1.0, step))
+    writer.close()
+    if FIRST:
+        memlog.finish()
+    """,
+        0,
+        10,
+    )
+    events = events_in(tmp_path / "tb")
+    assert [event.step for event in events.Scalars(RSS)] == list(range(10, 20))
+
+
 def test_trackio(tmp_path: Path) -> None:
     train(
         tmp_path,
