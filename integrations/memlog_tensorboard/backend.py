@@ -137,7 +137,7 @@ def _folder_of(thread: threading.Thread) -> Path | None:
             name,
         )
         return None
-    return Path(name).absolute().parent
+    return Path(name).parent
 
 
 def _newest(folders: Sequence[Path]) -> TrackerRun | None:

@@ -116,9 +116,8 @@ class AllocationTrace:
         if self._started:
             began = time.process_time()
             self._middle = self._held()
-            self._began += (
-                time.process_time() - began
-            )  # the search's own time, not that of slow steps
+            # The search's own time is not that of slow steps.
+            self._began += time.process_time() - began
 
     def finish(self, steps: int) -> list[Holder]:
         """Stop tracing. Return the lines that hold more bytes than at `mark_middle`, ``steps`` steps ago.

@@ -7,18 +7,8 @@ from collections.abc import Iterator
 SERVICES = ["", "hf", "wandb", "openai", "comet", "my", "s3", "db", "aws", "azure-prod"]
 SECRETS = [
     *("token", "tokens", "api-key", "api-keys", "apikey", "access-key", "secret", "secrets"),
-    *(
-        "password",
-        "passwd",
-        "passphrase",
-        "passcode",
-        "keypass",
-        "pat",
-        "jwt",
-        "bearer",
-        "auth-token",
-        "credentials",
-    ),
+    *("password", "passwd", "passphrase", "passcode", "keypass", "pat", "jwt", "bearer"),
+    *("auth-token", "credentials"),
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
 ]
 ORDINARY = [
