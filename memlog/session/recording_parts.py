@@ -208,11 +208,11 @@ class RecordingParts:
             model,
             self._rank.look_again,
         )
+        undo.callback(self.batches.host.close)
         self.batches.check_helper = self._check_helper_if_due
         self._follow_steps()
         self._requests.searches.follow_steps = self._follow_steps
         self.batches.requests = self._requests.reader
-        undo.callback(self.batches.host.close)
 
     def _begin_watches(self, model: Any, undo: ExitStack) -> None:
         """Watch memory growth, failed allocations and phases. Trace steps if the setting ``layers`` is on."""
