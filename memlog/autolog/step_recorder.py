@@ -17,7 +17,7 @@ from memlog.autolog.run_parameters import RunParameters
 from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
 from memlog.events import Batch, DeviceReading, Health, Run, now_us
-from memlog.journal import JournalWriter
+from memlog.journal import JournalWriter, RunDirectory, list_runs
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.settings import Settings
@@ -205,11 +205,13 @@ class BatchRecorder:
     def next_step(self) -> int:
         return self._next
 
-    def warn_if_no_steps(self) -> None:
-        """Print a warning if the run has no step, epoch or evaluation, and may have trained all the same."""
+    def warn_if_no_steps(self, run: RunDirectory) -> None:
+        """Print a warning if ``run`` has no step, epoch or evaluation, and may have trained all the same."""
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
             if children := child_processes():
+                if list_runs(run.path.parent)[-1].id != run.id:
+                    return  # a child process has begun a run of its own
                 are = "a child process" if children == 1 else f"{children:,} child processes"
                 message = (
                     "nothing was recorded in this process, because memlog noticed no optimizer step here. It "

@@ -24,6 +24,7 @@ from memlog.tracer.torch_private import ENGINE
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
 _READ_NAMES: Final = (torch.device, torch._C._nn._parse_to)
 """Functions that return the device that a program names."""
+_CPU: Final = torch.device("cpu")
 _CUDA: Final = torch.device("cuda", 0)
 
 
@@ -85,7 +86,7 @@ class _Placing(TorchFunctionMode):
         given, named = _named_cpu(func, args, kwargs)
         asked = None
         if kwargs.get("device") is not None:
-            asked = DEVICE if self._is_cuda(kwargs["device"]) else UNNAMED
+            asked = self._place_of(kwargs["device"])
         if named.pop("pin_memory", False):
             asked = ON_HOST
         with self._places.asking(asked), self._places.beside(tensors_in((given, named))):
@@ -117,7 +118,7 @@ class _Placing(TorchFunctionMode):
             given, named = [tensor], {}
         if target == ON_HOST:
             given[0] = packed(tensor)
-        if target == DEVICE:
+        if func is Tensor.cuda:
             places.cuda_named()
         with places.asking(target):
             moved = Tensor.to(*given, **{**named, "copy": True})
@@ -135,14 +136,20 @@ class _Placing(TorchFunctionMode):
             if isinstance(value, Tensor):
                 return self._places.of(value)
             if isinstance(value, (str, torch.device)) or type(value) is int:
-                return DEVICE if self._is_cuda(value) else UNNAMED
+                return self._place_of(value)
         return None
 
-    def _is_cuda(self, device: Any) -> bool:
-        found = type(device) is int or str(device).partition(":")[0] == "cuda"
-        if found:
-            self._places.cuda_named()
-        return found
+    def _place_of(self, device: Any) -> int:
+        """Return the place that a device's name or number means, and note that the program names it."""
+        if device is _CPU or device is _CUDA:  # the program has asked a tensor for its device
+            return DEVICE if device is _CUDA else UNNAMED
+        kind = "cuda" if type(device) is int else str(device).partition(":")[0]
+        if kind == "cpu":
+            return self._places.cpu_named()
+        if kind != "cuda":
+            return UNNAMED
+        self._places.cuda_named()
+        return DEVICE
 
 
 def _named_cpu(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -166,10 +173,10 @@ def _device_seen(places: Places) -> property:
     of_torch: Any = FakeTensor.__dict__["device"]
 
     def device(tensor: Any) -> torch.device:
-        if places.inside or places.of(tensor) != DEVICE:
-            on_cpu: torch.device = of_torch.__get__(tensor)
-            return on_cpu
-        return _CUDA
+        of_fake: torch.device = of_torch.__get__(tensor)
+        if places.inside or of_fake.type != "cpu":
+            return of_fake
+        return _CUDA if places.of(tensor) == DEVICE else _CPU
 
     return property(device)
 

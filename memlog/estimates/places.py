@@ -8,6 +8,8 @@ device, or on the host. A tensor's place is that of its storage:
 * A tensor whose place no call names lies where the tensors lie with which an operation uses it.
 * The others are on the host if the program names a CUDA device anywhere, because torch makes tensors on the
   CPU by default. A program that names none is estimated as if it ran on the device as a whole.
+* Without CUDA, a program that asks ``torch.cuda.is_available()`` names the CPU where it would name a CUDA
+  device. So the CPU's name means the device until the program names a CUDA device itself.
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ class Places:
         self.inside = 0
         self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self._asked: int | None = None
+        self._cpu_is_device = False
+        """True if the CPU's name means the device."""
+        self._assumed: list[Place] = []
+        """Places of tensors that are on the device for this reason alone."""
         self._of: dict[int, Place] = {}
         self._operation = Place(UNNAMED)
         self._model: Sequence[Tensor] = ()
@@ -76,9 +82,20 @@ class Places:
 
     def cuda_named(self) -> None:
         """Note that the program names a CUDA device."""
+        self._cpu_is_device = False
+        for each in self._assumed:
+            each.kind = UNNAMED
+        self._assumed.clear()
         if not self.names_cuda:
             self.names_cuda = True
             self._put_model()
+
+    def cpu_named(self) -> int:
+        """Return the place that the CPU's name means in the program."""
+        if not self.names_cuda and not torch.cuda.is_available():
+            self.cuda_named()
+            self._cpu_is_device = True
+        return DEVICE if self._cpu_is_device else UNNAMED
 
     def train(self, tensors: Iterable[Tensor]) -> None:
         """Note the model's tensors. If the program moves none of them, the whole model is on the device."""

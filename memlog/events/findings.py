@@ -278,12 +278,6 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     """Batch size that a search for the largest one tried; ``None``: unknown, or no search ran."""
 
     @property
-    def batch_size(self) -> int | None:
-        """Number of samples of the failed step: ``batch``, or the first dimension of all its inputs."""
-        firsts = {each.shape[0] if each.shape else None for each in self.inputs}
-        return firsts.pop() if self.batch is None and len(firsts) == 1 else self.batch
-
-    @property
     def capacity(self) -> int | None:
         """Total bytes of the device or machine on which the allocation failed, ignoring any smaller limit."""
         if self.device == "host" or self.machine is not None:

@@ -14,7 +14,7 @@ def shared_rows(folded: int, run_id: str, name: str) -> str:
     """Return a message: some steps share rows with later steps, and the file ``name`` has every step."""
     steps = "1 step shares" if folded == 1 else f"{folded:,} steps share"
     return (
-        f"{steps} a row of run {run_id} with a later one, because you log less often than you step: the "
+        f"{steps} a row of run {run_id} with a later one, because the run has fewer rows than steps: the "
         f"row has the highest peaks, and the artifact {name} ({SERIES_KIND}) has every step"
     )
 

@@ -27,6 +27,7 @@ from memlog.metrics import parameters_of
 from memlog.reports.labels import LabelFold
 from memlog.reports.metric_fold import MetricFold
 from memlog.reports.phases import PhaseFold
+from memlog.reports.survived import batch_sizes
 
 RECORD = 1.05
 """A step with a peak this many times the peak before is a record: memlog publishes its inputs, if it knows
@@ -53,10 +54,10 @@ class Accumulator:
         self.phases = PhaseFold()
         self._newest_inputs: StepInputs | None = None
         self.survived: Counter[int] = Counter()
-        self.survived_batches: list[int] = []
         """Number of failed allocations by the step that was completed after them."""
-        self._failed: dict[int, int | None] = {}
-        """Times of the failed allocations since the last complete step."""
+        self.survived_batches: list[int] = []
+        self._failed: dict[int, OutOfMemory] = {}
+        """Failed allocations since the last complete step, by their times."""
         self.begin: Run | None = None
         self.parameters: dict[str, str] = {}
         self.alerts: list[Alert] = []
@@ -105,7 +106,7 @@ class Accumulator:
             self._note(event)
         elif self._failed:
             self.survived[event.step] += len(self._failed)
-            self.survived_batches += [size for size in self._failed.values() if size is not None]
+            self.survived_batches += batch_sizes([*self._failed.values()])
             self._failed.clear()
 
     @property
@@ -137,7 +138,7 @@ class Accumulator:
             found = parameters_of(event)
             self.parameters |= found.values if found else {}
         elif isinstance(event, OutOfMemory):
-            self._failed[event.time_us] = event.batch_size
+            self._failed[event.time_us] = event
         elif isinstance(event, Alert):
             self._list(event)
         elif isinstance(event, Artifact):

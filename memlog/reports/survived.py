@@ -1,11 +1,35 @@
-"""Sentence about failed allocations that the program caught, as searches for a batch size do."""
+"""Facts and sentence about failed allocations that the program caught, as searches for a batch size do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from memlog.events import OutOfMemory
 from memlog.reports.schema import Summary
 
 _SIZES = 12
 """Maximum number of batch sizes to list."""
+
+
+def batch_sizes(failures: Sequence[OutOfMemory]) -> list[int]:
+    """Return the batch sizes with which allocations failed. Unknown ones are left out.
+
+    `OutOfMemory.batch` comes first. Otherwise the size is the first dimension of those inputs in which the
+    failures differ, or, if no input differs, the first dimension that all inputs have.
+    """
+    firsts = [
+        {each.name: each.shape[0] for each in failure.inputs if each.shape} for failure in failures
+    ]
+    shared = set[str].intersection(*map(set, firsts))
+    varied = [name for name in shared if len({first[name] for first in firsts}) > 1]
+    sizes = []
+    for failure, first in zip(failures, firsts, strict=True):
+        found = {first[name] for name in varied or first}
+        if failure.batch is not None:
+            sizes.append(failure.batch)
+        elif len(found) == 1:
+            sizes += found
+    return sizes
 
 
 def survived(summary: Summary) -> str:

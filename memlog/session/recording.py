@@ -239,7 +239,7 @@ class Recording(RecordingParts):
                 unjudged = self._requests.print_unjudged_rules(self._helper.is_away)
             health = self.batches.health.publish(self.batches.last_step, unjudged)
             if status == "finished" and not self._published:
-                self.batches.warn_if_no_steps()
+                self.batches.warn_if_no_steps(self.run)
         return health
 
 

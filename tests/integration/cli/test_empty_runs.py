@@ -68,6 +68,20 @@ for _ in range(2):
     assert "Keras" not in line
 
 
+def test_a_process_whose_child_is_recorded_gets_no_hint(tmp_path: Path) -> None:
+    child = """
+import multiprocessing
+
+def train():
+    memlog.init("local", config={"quiet": True}).step()
+
+child = multiprocessing.get_context("fork").Process(target=train)
+child.start()
+child.join()
+"""
+    assert ran(tmp_path, INIT + child) == []
+
+
 def test_a_run_without_a_step_opens_no_run_in_a_tracker(tmp_path: Path) -> None:
     """A parameter and a health event alone are no content; a file of the user's is."""
     folder = f"\nimport os\nos.environ['TENSORBOARD_LOGGING_DIR'] = {str(tmp_path / 'tb')!r}\n"

@@ -182,6 +182,45 @@ def test_on_cuda_tensors_on_the_host_do_not_count() -> None:
     assert "tensors on the host, not in the peak" in made_on_cuda("dataset").text()
 
 
+def test_the_device_that_a_program_chooses_stands_for_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without CUDA, ``"cuda" if torch.cuda.is_available() else "cpu"`` is the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    data, held = torch.randn(40_000, 256), []
+
+    def found(chosen: str, kind: type) -> memlog.Estimate:
+        device = kind(chosen)
+
+        def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            inputs = torch.cat([data[:256].to(device), torch.randn(256, 256, device=device)])
+            outputs = model(inputs.to(device))
+            outputs.square().mean().backward()
+            held[:] = [outputs.detach().cpu()]
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return memlog.estimate(
+            step, model=lambda: nn.Linear(256, 256).to(device), optimizer=torch.optim.Adam
+        )
+
+    for kind in (str, torch.device):
+        named, chosen = found("cuda", kind), found("cpu", kind)
+        assert chosen.on_host == named.on_host >= data.nbytes
+        assert (chosen.peak, chosen.reserved) == (named.peak, named.reserved)
+        assert chosen.categories == named.categories
+
+
+def test_the_name_of_the_cpu_means_the_host_beside_that_of_cuda() -> None:
+    def step(model: nn.Module) -> None:
+        average = torch.zeros(4_000, 256, device="cpu")
+        average += model(torch.randn(8, 256).cuda()).sum().cpu()
+
+    found = memlog.estimate(step, model=nn.Linear(256, 256))
+    assert found.on_host >= 4_000 * 1024
+    assert found.categories.get("inputs", 0) < 4_000 * 1024
+
+
 def test_a_program_that_names_no_device_runs_on_the_device_as_a_whole() -> None:
     data = torch.randn(40_000, 256)
 

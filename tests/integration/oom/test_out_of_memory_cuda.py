@@ -146,6 +146,8 @@ def test_a_search_for_the_batch_size_that_succeeds_is_no_failure(tmp_path: Path)
     """
     ended = run(tmp_path, program)
     assert ended.code == 0, ended.errors
+    tried = [262_144 // 2**attempt for attempt in range(len(ended.failures))]
+    assert ended.summary.survived_batch_sizes == tried
     assert "Out of memory" not in ended.summary.verdict
     assert not any("Out of memory" in line for line in ended.printed)
     assert not ended.report

@@ -53,7 +53,7 @@ def test_rows_that_wandb_copies_from_tensorboard_are_not_called_sparse(tmp_path:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert errors.count("sync_tensorboard=True") == 1, errors
-    assert "you log less often" not in errors
+    assert "share a row" not in errors
     assert "The artifact series-" in errors
 
 

@@ -1,0 +1,33 @@
+"""Batch sizes with which allocations failed."""
+
+import msgspec
+import pytest
+from support.journals import at
+
+from memlog.events import OutOfMemory, TensorInput
+from memlog.reports.survived import batch_sizes
+
+
+def failure(*, batch: int | None = None, **firsts: int) -> OutOfMemory:
+    unknown = (None,) * 6
+    inputs = tuple(TensorInput(name, (first, 32), "float32") for name, first in firsts.items())
+    event = OutOfMemory(at(1), 0, "cuda0", None, None, *unknown, "no memory", inputs=inputs)
+    return msgspec.structs.replace(event, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("failures", "sizes"),
+    [
+        ([failure(x=64, y=64)], [64]),
+        ([failure(x=64, y=128)], []),  # one of them may be a mask, or the whole data set
+        ([failure(x=64, y=64, data=6000), failure(x=32, y=32, data=6000)], [64, 32]),
+        ([failure(x=64, data=6000), failure(x=32, mask=7), failure(x=16)], [64, 32, 16]),
+        ([failure(x=64, tokens=500), failure(x=32, tokens=400)], []),
+        ([failure(), failure(x=32)], [32]),
+        ([failure(x=64, batch=60), failure(x=32, batch=30)], [60, 30]),
+    ],
+)
+def test_sizes_are_what_the_failures_differ_in(
+    failures: list[OutOfMemory], sizes: list[int]
+) -> None:
+    assert batch_sizes(failures) == sizes
