@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal, Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -49,19 +50,26 @@ _Titled = TypeVar("_Titled", bound=Titled)
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings, the most important first.
 
-    Of several findings with the same kind and the same ``where``, one is kept. If one holder makes both the
-    process's memory and a device's grow, it is the one about the memory that runs out first, otherwise the
-    newest.
+    Of findings with the same kind and the same ``where``, those of the newest step are kept: several holders
+    can be filled at one line. If one holder makes both the process's memory and a device's grow, those about
+    the memory that runs out first are kept.
 
     Findings about growth come before findings about waste that does not grow. Within each group, known causes
     come first. Findings of equal rank are ordered by the step at which the limit can be reached, the earliest
     first, and then by growth, the fastest first.
     """
-    newest = {(each.kind, each.where, each.memory, each.rank): each for each in findings}
-    soonest: dict[tuple[str, str | None, int | None], Finding] = {}
-    for each in sorted(newest.values(), key=_importance):
-        soonest.setdefault((each.kind, each.where, each.rank), each)
-    return sorted(_once(soonest.values()), key=_importance)
+    newest: dict[tuple[str, str | None, str | None, int | None], list[Finding]] = {}
+    for each in findings:
+        together = newest.setdefault((each.kind, each.where, each.memory, each.rank), [])
+        if together and together[0].step != each.step:
+            together.clear()
+        together[:] = [one for one in together if one.title != each.title] + [each]
+    soonest: dict[tuple[str, str | None, int | None], list[Finding]] = {}
+    for together in newest.values():
+        together.sort(key=_importance)
+    for together in sorted(newest.values(), key=lambda some: _importance(some[0])):
+        soonest.setdefault((together[0].kind, together[0].where, together[0].rank), together)
+    return sorted(_once(chain.from_iterable(soonest.values())), key=_importance)
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -46,6 +46,8 @@ _MOST_SEARCHES = 4
 """Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
+_HELD = ("kept_tensors", "kept_graph", "model_copies", "growing_container")
+"""Kinds of holders that a variable of the program refers to."""
 _EXPLAINED = 0.5
 """If all holders together explain less than this fraction of the growth, a second search begins."""
 _RISES = 0.35
@@ -295,6 +297,11 @@ class GrowthInquiry:
             return _explain(periodic.holders, growth, _RISES)
         is_known = periodic.is_weighed and periodic.rises >= _KNOWN
         return (is_known or self._is_sure) and _explain(periodic.holders, growth)
+
+    def is_held(self, growth: Suspicion) -> bool:
+        """Return True if a search has found variables of the program that hold what grows."""
+        held = [one for one in self._known(growth) if one.kind in _HELD]
+        return _explain(held, growth)
 
     @property
     def _is_sure(self) -> bool:

@@ -143,6 +143,8 @@ class GrowthSearch:
             return False
         if self._inquiry.is_explained_by_rises(growth):
             return False  # a variable holds it. A collection would take 0.1 s and more
+        if self._is_ending and self._inquiry.is_held(growth):
+            return False  # a collection would free what the program's functions held
         found = self._memory.is_garbage(
             growth,
             is_confirmed=is_confirmed,

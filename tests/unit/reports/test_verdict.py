@@ -280,6 +280,13 @@ def test_growth_that_ended_after_it_was_found_is_told_as_past(tmp_path: Path) ->
     assert "Memory grows by 3.0 MiB a step since step 3" in verdict(tmp_path / "on", *going_on)
 
 
+def test_two_holders_that_are_filled_at_one_line_are_both_told() -> None:
+    targets = replace(KEPT, title="`targets` gains one tensor per step.", rate=640.0 * 1024)
+    outputs = replace(KEPT, title="`outputs` gains one tensor per step.", rate=160.0 * 1024)
+    earlier = replace(targets, title="`targets` gains 9 tensors every 9 steps.", step=12)
+    assert ranked([earlier, targets, outputs]) == [targets, outputs]
+
+
 def test_a_holder_in_two_memories_is_told_where_memory_runs_out_first() -> None:
     device = replace(KEPT, memory="cuda0", rate=4.0 * MIB, forecast=(504, 510))
     host = replace(KEPT, memory="host", rate=200.0 * 1024, forecast=(114_533, 114_649), step=200)

@@ -11,6 +11,7 @@ from memlog.events import HOST_ANON, Event, Finding, Inquiry
 from memlog.facts.judge import GrowthNews
 from memlog.growth.series import Verdict
 from memlog.growth.suspicion import Suspicion
+from memlog.leaks.holders import Holder, HolderKind
 from memlog.session.growth_search import GrowthSearch
 
 MIB = 2**20
@@ -49,3 +50,26 @@ def test_a_verdict_from_before_a_collection_does_not_count_after_it() -> None:
     search.take(GrowthNews("confirmed", 3, growth(250)))
     search.finish()
     assert any(isinstance(event, Finding) for event in published)
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize(
+    ("kind", "told"), [("kept_tensors", "kept_tensors"), ("reference_cycles", None)]
+)
+def test_what_a_function_held_until_it_returned_is_no_garbage(
+    kind: HolderKind, told: str | None
+) -> None:
+    """A search that began early found the holder. The growth test confirms the growth at the end."""
+    published: list[Event] = []
+    search = GrowthSearch(
+        published.append, Diagnostics(), lambda: False, lambda: 150, time.monotonic()
+    )
+    found = Holder(
+        kind, "`kept`, a list, gains one tensor per step.", None, 0.3 * MIB, (), "high", None
+    )
+    search._inquiry._holders = (found,)  # a real search takes many steps
+    Node()
+    search.ends()
+    search.take(GrowthNews("confirmed", 1, growth(150)))
+    search.finish()
+    assert [event.kind for event in published if isinstance(event, Finding)] == [told][: bool(told)]
