@@ -313,7 +313,7 @@ class GrowthDetector:
             watch.delay()
         if news.verdict == "suspected":
             self._unsearched.pop(name, None)
-        if news.verdict == "confirmed" and self._is_filling(name, news.growth.rate):
+        if news.verdict == "confirmed" and self.is_filling(name, news.growth.rate):
             watch.wait_on(news.growth)
             return
         is_host = name == HOST_ANON and news.verdict == "confirmed"
@@ -328,7 +328,7 @@ class GrowthDetector:
         allocator = None if device is None else device.allocator
         self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
 
-    def _is_filling(self, series: str, rate: float) -> bool:
+    def is_filling(self, series: str, rate: float) -> bool:
         """Return True if the process has taken hardly any memory from the system since the suspicion.
 
         ``rate`` is the growth of ``series`` in bytes per step.

@@ -234,6 +234,13 @@ class RunFold:
             self._detector.finish()
         return {name: one for name, one in self._growth.items() if not self._has_ended(name)}
 
+    def fills_a_buffer(self, rate: float) -> bool:
+        """Return True if the process grew by ``rate`` bytes a step, and took hardly any from the system for it.
+
+        This is known if memory was watched after a search for the cause.
+        """
+        return self._detector.is_filling(HOST_ANON, rate)
+
     def _has_ended(self, series: str) -> bool:
         """Return True if memory that grew has been steady since then, as a cache that is full."""
         return (series == HOST_ANON or series.endswith(ALLOCATED)) and self._is_steady(series)

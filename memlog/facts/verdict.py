@@ -66,12 +66,12 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
     unsure = unsteady(facts.levels)
     if growth is not None and (unsure is None or unsure[0] == owner or unsure[1].rise <= most):
         memory = memory_of(owner, facts.levels)
-        text = _unsure(facts, owner, f"{memory} {_grew(growth)}", rises=True)
+        text = _unsure(facts, owner, f"{memory} {_grew(growth)}", growth.rate)
         return RunVerdict("unsure", text, rises=True)
     if unsure is not None:
         owner, known = unsure
         rises = known.rise > 0
-        text = _unsure(facts, owner, doubt(owner, known, facts.levels), rises=rises)
+        text = _unsure(facts, owner, doubt(owner, known, facts.levels), known.rise / known.steps)
         return RunVerdict("unsure", text, rises=rises)
     known_main = facts.levels.evidence(name)
     if known_main is None or known_main.since is None:
@@ -164,15 +164,23 @@ def _grew(growth: Suspicion) -> str:
     )
 
 
-def _unsure(facts: RunFold, owner: str, text: str, *, rises: bool) -> str:
-    """Return a verdict on memory that rose, or may rise, and on the search for the cause of a rise."""
+def _unsure(facts: RunFold, owner: str, text: str, rate: float) -> str:
+    """Return a verdict on memory that rose, or may rise, and on the search for the cause of a rise.
+
+    ``rate`` is the rise in bytes a step; 0 if it is not above the noise.
+    """
     searches = [inquiry for series, inquiry in facts.inquiries.items() if owner_of(series) == owner]
     suspects = ranked(each for inquiry in searches for each in inquiry.suspects)
-    cause = ""
+    rises, cause = rate > 0, ""
     if rises and suspects:
         cause = f" Possible cause: {suspects[0].title.rstrip('.')}."
     elif rises and any(inquiry.searching for inquiry in searches):
         text += ", and the search for the cause had not ended"
+    elif owner == HOST and facts.fills_a_buffer(rate):
+        text += (
+            ", and the process took hardly any memory from the system for it, as if it filled a buffer that it "
+            "had allocated before"
+        )
     elif rises:
         text += ", and a search found no cause" if searches else ", and the cause was not searched"
     return f"Unsure: {text}: {_reached(facts, owner)}.{cause}"

@@ -15,6 +15,7 @@ from memlog.events import (
     End,
     Evaluation,
     Finding,
+    HeapReading,
     Inquiry,
     OutOfMemory,
     Sample,
@@ -128,6 +129,19 @@ def test_what_a_search_suspects_is_told_although_growth_is_not_confirmed(tmp_pat
         "Unsure: memory rose by 1.9 GiB in 100 steps: peak 2.9 GiB. Possible cause: `history`, a list in "
         "`__main__` (train.py:31), gains one tensor per step."
     )
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_buffer_that_fills_is_told(tmp_path: Path, *, takes: bool) -> None:
+    """``takes``: the process takes address space for its growth."""
+    levels = [GIB + step * 20 * MIB for step in range(100)]
+    heaps = [
+        HeapReading(at(step), step, MIB, 0, None, 4 * GIB + takes * step * 20 * MIB)
+        for step in range(0, 100, 2)
+    ]
+    text = verdict(tmp_path, *sorted([*steps(levels), *heaps], key=lambda event: event.time_us))
+    assert text.startswith("Unsure: memory rose by 1.9 GiB in 100 steps")
+    assert ("as if it filled a buffer that it had allocated before" in text) is not takes
 
 
 @pytest.mark.parametrize("rise", [40, 200])
