@@ -235,9 +235,10 @@ class RunFold:
         return {name: one for name, one in self._growth.items() if not self._has_ended(name)}
 
     def fills_a_buffer(self, rate: float) -> bool:
-        """Return True if the process grew by ``rate`` bytes a step, and took hardly any from the system for it.
+        """Return True if the process took hardly any memory from the system for its growth.
 
-        This is known if memory was watched after a search for the cause.
+        ``rate`` is the growth in bytes a step. The result is False if the training process did not read its
+        address space, as it does once its growth is suspected.
         """
         return self._detector.is_filling(HOST_ANON, rate)
 

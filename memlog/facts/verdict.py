@@ -178,8 +178,8 @@ def _unsure(facts: RunFold, owner: str, text: str, rate: float) -> str:
         text += ", and the search for the cause had not ended"
     elif owner == HOST and facts.fills_a_buffer(rate):
         text += (
-            ", and the process took hardly any memory from the system for it, as if it filled a buffer that it "
-            "had allocated before"
+            ", and the process took hardly any memory from the system for it, as if it filled a buffer that "
+            "it had allocated before"
         )
     elif rises:
         text += ", and a search found no cause" if searches else ", and the cause was not searched"
