@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.settings import Settings
 
+_PROGRAMS_WORK = 1.0
+"""Processor seconds. Programs that took less have not trained: to import torch alone takes longer."""
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
 
@@ -209,14 +212,13 @@ class BatchRecorder:
         """Print a warning if ``run`` has no step, epoch or evaluation, and may have trained all the same."""
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
-            if children := child_processes():
+            if children := child_processes() or _other_programs():
                 if list_runs(run.path.parent)[-1].id != run.id:
                     return  # a child process has begun a run of its own
-                are = "a child process" if children == 1 else f"{children:,} child processes"
                 message = (
                     "nothing was recorded in this process, because memlog noticed no optimizer step here. It "
-                    f"has started {are}: if they train, call memlog.init() in the function that they run, or "
-                    "leave it out and start the program with `memlog run`"
+                    f"has started {children}: if they train, call memlog.init() in the code that they run, "
+                    "or leave it out and start the program with `memlog run`"
                 )
             elif _has_not_trained():
                 return
@@ -301,11 +303,18 @@ def run_event(settings: Settings, begun_us: int) -> Run:
     )
 
 
-def child_processes() -> int:
-    """Return the number of processes that this one has started with ``multiprocessing``, ended or not."""
+def child_processes() -> str:
+    """Return how many processes this one has started with ``multiprocessing``, ended or not; empty: none."""
     counter = getattr(sys.modules.get("multiprocessing.process"), "_process_counter", None)
     known = re.fullmatch(r"count\((\d+)\)", repr(counter))  # its next number, from 1
-    return 0 if known is None else int(known[1]) - 1
+    number = 0 if known is None else int(known[1]) - 1
+    return "a child process" if number == 1 else f"{number:,} child processes" * (number > 0)
+
+
+def _other_programs() -> str:
+    """Return that this process has started programs, if those that ended took `_PROGRAMS_WORK` seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return "other programs" if used.ru_utime + used.ru_stime >= _PROGRAMS_WORK else ""
 
 
 def _device_type(optimizer: Any) -> str:

@@ -10,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.diagnostics import NOT_NOTICED
 from memlog._internal.units import format_bytes, format_duration
 from memlog.cli.delivery_lines import deliveries
 from memlog.cli.label_tables import phases, points, scopes
@@ -46,7 +45,11 @@ _SOURCES: dict[PeakSource | None, str] = {
 }
 _UNITS = {"mib": "MiB", "ms": "ms"}
 """Units by the suffix of a metric's name."""
-_EMPTY = f"nothing: {NOT_NOTICED}"
+_EMPTY = (
+    "nothing: memlog noticed no optimizer step in this process. If it trains, call session.step() after each "
+    "step, or use memlog's monitors, memlog_keras or memlog.watch_loss. If its child processes train, start "
+    "it with `memlog run`, without memlog.init()"
+)
 
 
 def print_everything(console: Console, summary: Summary) -> None:
@@ -193,7 +196,7 @@ def peaks(console: Console, summary: Summary, shown: Iterable[tuple[str, Peak]])
             plain(kind),
             format_bytes(peak.bytes) + _share(summary.run, kind, peak),
             _SOURCES[peak.source],
-            plain(_where(peak) + _phase(summary, kind)),
+            plain(peak.place + _phase(summary, kind)),
         )
     return made
 
@@ -215,12 +218,6 @@ def _share(run: RunFacts, kind: str, peak: Peak) -> str:
     if device is None or not device.capacity_bytes or peak.bytes is None:
         return ""
     return f" ({peak.bytes / device.capacity_bytes:.0%})"
-
-
-def _where(peak: Peak) -> str:
-    if peak.step is not None:
-        return f"step {peak.step:,}"
-    return "" if peak.evaluation is None else f"evaluation {peak.evaluation:,}"
 
 
 def _phase(summary: Summary, kind: str) -> str:

@@ -12,9 +12,11 @@ from memlog.events import (
     HOST_RSS,
     RESERVED,
     TREE,
+    Batch,
     Evaluation,
     Event,
     PeakSource,
+    Phase,
     Reading,
 )
 
@@ -31,6 +33,15 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
     evaluation: int | None
     """Number of the evaluation (call of a loss function) at which the peak was read; ``None``: none."""
+    after_step: bool = False
+    """True if the peak was read after ``step``, as a phase of the program ended."""
+
+    @property
+    def place(self) -> str:
+        """Return where in the run the peak was read, such as ``step 5``; empty if that is unknown."""
+        if self.step is not None:
+            return f"{'after ' * self.after_step}step {self.step:,}"
+        return "" if self.evaluation is None else f"evaluation {self.evaluation:,}"
 
 
 UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
@@ -49,6 +60,7 @@ class PeakFold:
 
     def __init__(self) -> None:
         self._peaks = {HOST_RSS: UNKNOWN, TREE: UNKNOWN}
+        self._has_steps = False
 
     def expect(self, device: str) -> None:
         """Add a device's missing kinds of memory, ``allocated`` and ``reserved``, with unknown peaks."""
@@ -57,6 +69,8 @@ class PeakFold:
 
     def take(self, event: Event, found: Iterable[Reading]) -> None:
         """Add the readings of one event. If sizes are equal, the `_TRUST` of the source decides."""
+        self._has_steps = self._has_steps or isinstance(event, Batch)
+        after = self._has_steps and isinstance(event, Phase)
         for each in found:
             name = each.name
             if name not in HOST_PEAKS and each.device is None:
@@ -70,7 +84,9 @@ class PeakFold:
             if peak.bytes is None or (size, _TRUST[source]) > (peak.bytes, _TRUST[peak.source]):
                 at = event.evaluation if isinstance(event, Evaluation) else None
                 step = None if at is not None else getattr(event, "step", None)
-                self._peaks[name] = Peak(bytes=size, source=source, step=step, evaluation=at)
+                self._peaks[name] = Peak(
+                    bytes=size, source=source, step=step, evaluation=at, after_step=after
+                )
 
     def of(self, kind: str, otherwise: Peak) -> Peak:
         return self._peaks.get(kind, otherwise)

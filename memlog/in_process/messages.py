@@ -23,8 +23,8 @@ def copied_rows(run_id: str, name: str) -> str:
     """Return a message: the tracker's client copies rows from another tracker's files, without memlog."""
     return (
         f"run {run_id} gets its rows from another tracker's files (W&B: sync_tensorboard=True), and memlog "
-        "can't add values to those rows: only rows that you log yourself, or a last row, have memory. The "
-        f"artifact {name} ({SERIES_KIND}) has every step"
+        "can't add values to those rows: only rows that you log yourself, or one row of memlog's, have "
+        f"memory. The artifact {name} ({SERIES_KIND}) has every step"
     )
 
 

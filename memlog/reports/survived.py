@@ -45,5 +45,7 @@ def survived(summary: Summary) -> str:
     tried = ", ".join(f"{size:,}" for size in sizes[:_SIZES])
     more = ", …" if len(sizes) > _SIZES else ""
     sized = "batch size" if len(sizes) == 1 else "batch sizes"
-    of = f", with the {sized} {tried}{more}" if sizes else ""
+    # If a size was tried twice, or is unknown, the list does not tell the size of each failure.
+    those = ", with the" if len(sizes) == number else "; known"
+    of = f"{those} {sized} {tried}{more}" if sizes else ""
     return f"{what} survived {where}{of}"

@@ -31,6 +31,10 @@ Exactness: TypeAlias = Literal["exact", "lower bound", "approximate", "sampled",
 - ``none``: bytes are unknown. Only calls and times are known."""
 
 
+_MODELS = 3
+"""Maximum number of models that a title names."""
+
+
 class PhaseFigures(msgspec.Struct, frozen=True):
     """Figures of one layer in one phase, over the whole trace."""
 
@@ -205,3 +209,12 @@ class RecordedTrace(msgspec.Struct, frozen=True):
     """Class name of the optimizer in each optimizer step, in order."""
     lines: tuple[str, ...] = ()
     """Lines of the program. Events number these lines from 1."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model; if the step calls several models, their names; empty if it calls none."""
+        first = self.paths[1] if len(self.paths) > 1 else ""
+        if not first.startswith("("):
+            return first
+        roots = [path for path in self.paths[1:] if path.startswith("(") and path.endswith(")")]
+        return ", ".join(roots[:_MODELS]) + ", …" * (len(roots) > _MODELS)

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -37,7 +37,7 @@ from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import End, Health, now_us
-from memlog.journal import JournalWriter, RunDirectory, binding_of
+from memlog.journal import Binding, JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
 from memlog.probes.cgroup import OomKills
 
@@ -79,6 +79,8 @@ class Helper:
         self._journal = _writer(self._run, begin, self._diagnostics)
         self._bus = EventBus(self._diagnostics)
         self._bus.subscribe(self._journal.append)
+        self._told: set[tuple[str, str, int]] = set()
+        """Backend, id and offset of each of the user's runs of which the trainer has told."""
         self._judging = judge(begin, self._bus, self._diagnostics)
         self._training = TrainingProcess(begin, self._run, self._judging.take)
         self._follower = self._training.follower
@@ -89,6 +91,7 @@ class Helper:
             self._follower,
             self._diagnostics,
             self._judging.take_children,
+            self._is_told,
         )
         self._retention = Retention(
             self._run, self._settings.journal_limit, self._settings.backends
@@ -260,6 +263,7 @@ class Helper:
                 self._uploaders.of(message.backend).note_run(message.run)
             if message.backend in self._journal.bindings:
                 self._origin.begin_another_run()
+            self._told.add((message.backend, message.run.run_id, message.offset))
             self._journal.bind(message.backend, binding_of(message.run, message.offset))
         elif isinstance(message, (protocol.Ranked, protocol.Lead)):
             self._take_rank(message)
@@ -267,6 +271,12 @@ class Helper:
             self._settle(message)
         elif isinstance(message, protocol.Finish):
             self._training.finish = message
+
+    def _is_told(self, bindings: Mapping[str, Binding]) -> bool:
+        """Return True if the trainer's messages about these runs were read."""
+        return all(
+            (backend, each.run_id, each.offset) in self._told for backend, each in bindings.items()
+        )
 
     def _settle(self, message: protocol.Settle) -> None:
         """Publish what is known of the steps so far, and a report, because a user's run begins to end."""

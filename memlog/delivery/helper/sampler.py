@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
@@ -22,7 +22,7 @@ from memlog.events import (
     now_us,
     readings,
 )
-from memlog.journal import JournalFile, Position
+from memlog.journal import Binding, JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
 from memlog.probes.machine import available_memory, machine_memory, memory_limit
@@ -95,6 +95,8 @@ class StepFollower:
         self._on_event = on_event
         self._at: Position = START
         self.step: int | None = None
+        self.bindings: Mapping[str, Binding] = {}
+        """The user's runs to which the newest step belongs, by backend."""
         self.since: float | None = None
         """Monotonic time at which the first step was seen."""
         self.end: End | None = None
@@ -116,7 +118,7 @@ class StepFollower:
             self._at = entry.end
             self._on_event(entry.event)
             if isinstance(entry.event, Batch):
-                self.step = entry.event.step
+                self.step, self.bindings = entry.event.step, entry.header.bindings
                 self._failed = False
                 self.devices.take_step(entry.event)
             elif isinstance(entry.event, Device):
@@ -138,6 +140,9 @@ class Sampler:
     Samples come earlier if the trainer makes many steps. Between samples, the sampler reads the same child
     processes again, and calls ``on_children`` with the newest step and these readings. The readings are not
     published, so that the journal stays small.
+
+    ``is_told`` gets `StepFollower.bindings`. It returns False if the trainer's message about one of these
+    runs has not been read yet. A sample would then count as one of the run before, so it is made later.
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class Sampler:
         follower: StepFollower,
         diagnostics: Diagnostics,
         on_children: Callable[[int, Sequence[ChildReading]], object] = lambda *_: None,
+        is_told: Callable[[Mapping[str, Binding]], bool] = lambda _: True,
     ) -> None:
         self._trainer = trainer
         self._tree = ProcessTree(trainer, leave_out=ARGUMENTS)
@@ -160,6 +166,7 @@ class Sampler:
         self._step_rate = _StepRate()
         self._free = _FIRST
         self._on_children = on_children
+        self._is_told = is_told
         self._nvml = Nvml(diagnostics)
         self._children_rate = _StepRate()
         self._children: Sequence[ChildReading] = ()
@@ -179,7 +186,7 @@ class Sampler:
             return
         with self._diagnostics.contained("sampling the process tree"):
             by_steps = self._step_rate.update(self._follower.look(), now)
-            if by_steps or now >= self._due:
+            if (by_steps or now >= self._due) and self._is_told(self._follower.bindings):
                 self._due = now + self._interval
                 before = time.thread_time()
                 sample = self._read()
@@ -198,7 +205,8 @@ class Sampler:
     def sample_now(self) -> None:
         """Publish a sample, unless the newest step already has one. Never raises."""
         with self._diagnostics.contained("sampling the process tree"):
-            if self._step_rate.is_new(self._follower.look()):
+            is_new = self._step_rate.is_new(self._follower.look())
+            if is_new and self._is_told(self._follower.bindings):
                 self._publish(self._read())
                 self._step_rate.sampled()
 

@@ -121,7 +121,7 @@ def _with_peak(chart: Chart, summary: Summary) -> Chart:
 
 
 def _trace_page(trace: RecordedTrace, library: Library) -> str:
-    model = trace.paths[1] if len(trace.paths) > 1 else "a block of code"
+    model = trace.model or "a block of code"
     result = trace.result
     predicted = advise(trace) if _is_cheap(trace) else None
     step = ShownStep(model, layer_tree(trace), layer_rows(trace), predicted, None)
@@ -151,13 +151,12 @@ def _traced_step(reader: RunReader) -> ShownStep | None:
         event, trace = read_worst_step(reader.run)
     except TraceNotFoundError:
         return _step_of_journal(reader.totals.facts.traces.worst)
-    model = trace.paths[1] if len(trace.paths) > 1 else ""
     predicted, remark = None, None
     if _is_cheap(trace):
         predicted, standing = advise_with(reader.ranking, event, trace)
         remark = not_the_largest(standing, event.step, predicted)
     return ShownStep(
-        step_title(event, model), layer_tree(trace), layer_rows(trace), predicted, remark
+        step_title(event, trace.model), layer_tree(trace), layer_rows(trace), predicted, remark
     )
 
 

@@ -42,7 +42,7 @@ def flame_graph(trace: RecordedTrace, where: str = "") -> dict[str, Any]:
 
 def _title(trace: RecordedTrace, where: str) -> str:
     result = trace.result
-    subject = ", ".join(filter(None, [trace.paths[1] if len(trace.paths) > 1 else "", where]))
+    subject = ", ".join(filter(None, [trace.model, where]))
     if result.peak is None:
         return subject or "a trace"
     bound, peak = _BOUNDS.get(result.exactness, ""), format_bytes(result.peak)

@@ -47,7 +47,8 @@ def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
     assert line.startswith(WHY)
     assert all(remedy in line for remedy in REMEDIES)
     page = shown(tmp_path)
-    assert "recorded nothing: memlog noticed no optimizer step" in page
+    assert "recorded nothing: memlog noticed no optimizer step in this process" in page
+    assert "If its child processes train" in page
     assert all(remedy in page for remedy in REMEDIES)
 
 
@@ -66,6 +67,16 @@ for _ in range(2):
     assert "memlog.init()" in line
     assert "`memlog run`" in line
     assert "Keras" not in line
+
+
+def test_a_process_with_programs_that_worked_is_told_that_they_are_not_recorded(
+    tmp_path: Path,
+) -> None:
+    work = "import time\nwhile time.process_time() < 1.2: pass"
+    program = f"\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {work!r}])\n"
+    (line,) = ran(tmp_path, INIT + program)
+    assert "It has started other programs: if they train" in line
+    assert "`memlog run`" in line
 
 
 def test_a_process_whose_child_is_recorded_gets_no_hint(tmp_path: Path) -> None:

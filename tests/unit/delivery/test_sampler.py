@@ -43,6 +43,29 @@ def test_steps_are_worth_a_sample_before_its_time(tmp_path: Path, trainer: int) 
     assert not health.faults
 
 
+def test_a_step_of_a_run_that_the_helper_does_not_know_yet_has_no_sample(
+    tmp_path: Path, trainer: int
+) -> None:
+    """The sample would belong to the run before, at a step that this run never had."""
+    made = MadeRun(tmp_path)
+    found: list[Event] = []
+    told: set[str] = set()
+    sampler = Sampler(
+        trainer,
+        0.0,
+        found.append,
+        StepFollower(made.directory.files()[0]),
+        Diagnostics(),
+        is_told=lambda bindings: {each.run_id for each in bindings.values()} <= told,
+    )
+    made.write(batch(0, GIB)).bound("mlflow", "second", None).write(batch(1, GIB))
+    sampler.sample_now()
+    assert found == []
+    told.add("second")
+    sampler.sample_now()
+    assert [event.step for event in found if isinstance(event, Sample)] == [1]
+
+
 def test_a_run_that_ends_at_once_has_a_sample(tmp_path: Path) -> None:
     run = MadeRun(tmp_path)
     found: list[Event] = []

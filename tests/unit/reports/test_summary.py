@@ -18,6 +18,7 @@ from memlog.events import (
     Epoch,
     Evaluation,
     Health,
+    Phase,
     Run,
     Sample,
 )
@@ -75,6 +76,13 @@ def test_peaks_say_how_they_were_obtained_and_at_which_step(tmp_path: Path) -> N
     }
 
 
+def test_the_peak_of_a_phase_is_told_after_the_step_before(tmp_path: Path) -> None:
+    phase = Phase(at(1), "loading", (), 5, GIB, 2 * GIB, "exact", step=0)
+    early = summarize(MadeRun(tmp_path / "early").write(phase, batch(0, GIB)).closed())
+    later = summarize(MadeRun(tmp_path / "later").write(batch(0, GIB), phase).closed())
+    assert [one.peaks["host.rss"].place for one in (early, later)] == ["step 0", "after step 0"]
+
+
 def test_of_equal_peaks_the_one_that_says_most_counts(tmp_path: Path) -> None:
     made = MadeRun(tmp_path).write(
         Batch(at(0), 0, GIB, 2 * GIB, "watermark"),
@@ -112,7 +120,7 @@ def test_what_is_unknown_is_null_and_never_zero(tmp_path: Path) -> None:
     )
     made.sampled(Sample(at(1), 0, None, None, None, None, None))
     summary = summarize(made.closed())
-    unknown = {"bytes": None, "source": None, "step": None, "evaluation": None}
+    unknown = {"bytes": None, "source": None, "step": None, "evaluation": None, "after_step": False}
     names = ("host.rss", "host.tree", "mps0.allocated", "mps0.reserved")
     assert msgspec.to_builtins(summary.peaks) == dict.fromkeys(names, unknown)
     assert summary.metrics == {}

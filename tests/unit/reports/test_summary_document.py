@@ -58,7 +58,7 @@ def test_the_fields_are_frozen() -> None:
         "run.devices.<>.": "product capacity_bytes",
         "run.parameters.": "<>",
         "metrics.<>.": "axis first_index last_index last min max",
-        "peaks.<>.": "bytes source step evaluation",
+        "peaks.<>.": "bytes source step evaluation after_step",
         "findings[].": "kind title where since_step rate forecast evidence confidence remedy step rank",
         "alerts[].": "time step level rule title text value evaluation epoch",
         "artifacts[].": "time name kind path size_bytes",

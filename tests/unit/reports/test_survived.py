@@ -1,11 +1,14 @@
 """Batch sizes with which allocations failed."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
-from support.journals import at
+from support.journals import MIB, MadeRun, at, batch
 
 from memlog.events import OutOfMemory, TensorInput
-from memlog.reports.survived import batch_sizes
+from memlog.reports import summarize
+from memlog.reports.survived import batch_sizes, survived
 
 
 def failure(*, batch: int | None = None, **firsts: int) -> OutOfMemory:
@@ -31,3 +34,22 @@ def test_sizes_are_what_the_failures_differ_in(
     failures: list[OutOfMemory], sizes: list[int]
 ) -> None:
     assert batch_sizes(failures) == sizes
+
+
+@pytest.mark.parametrize(
+    ("failures", "text"),
+    [
+        ([failure(x=64), failure(x=32)], "2 allocations … at step 1, with the batch sizes 64, 32"),
+        ([failure(x=64), failure()], "2 allocations … at step 1; known batch size 64"),
+        ([failure(), failure()], "2 allocations … at step 1"),
+    ],
+)
+def test_a_size_that_is_not_known_is_not_told(
+    tmp_path: Path, failures: list[OutOfMemory], text: str
+) -> None:
+    events = [
+        msgspec.structs.replace(each, time_us=at(2 + number))
+        for number, each in enumerate(failures)
+    ]
+    run = MadeRun(tmp_path).write(batch(0, MIB), *events, batch(1, MIB))
+    assert survived(summarize(run.closed())) == text.replace("…", "failed and were survived")
