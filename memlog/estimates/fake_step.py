@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,6 +52,10 @@ _REASONS = {
     ),
 }
 """What an estimate can't do, by a part of torch's error."""
+_OTHER_THREAD = (
+    "the step calls the model on another thread ({}), but an estimate follows one thread: call the model on "
+    "the thread that runs the step"
+)
 
 
 @contextmanager
@@ -86,7 +92,7 @@ def traced_step(
         ConfigurationError: The step branches on a tensor's value, or has too many events.
     """
     measuring = measured_on_small_batches() if measure else nullcontext()
-    with reasons(), all_on_cpu(), measuring, ctc_of_lists(), unknown_values():
+    with reasons(), _on_one_thread(model), all_on_cpu(), measuring, ctc_of_lists(), unknown_values():
         step()
         gc.collect()  # the trace would count garbage as memory in use
         window = _window(model, optimizers)
@@ -116,7 +122,13 @@ def traced_training(
         register_module_forward_pre_hook(lambda module, _: called.add(type(module))),
     )
     try:
-        with reasons(), all_on_cpu(places), as_on_cuda(gpu, places), unknown_values():
+        with (
+            reasons(),
+            _on_one_thread(model),
+            all_on_cpu(places),
+            as_on_cuda(gpu, places),
+            unknown_values(),
+        ):
             if model is not None:
                 places.train((*model.parameters(), *model.buffers()))
             with places.asking(None):
@@ -199,6 +211,29 @@ def reasons() -> Iterator[None]:
         if reason is None:
             raise
         raise ConfigurationError(f"{_place(error)}{reason}") from error
+
+
+@contextmanager
+def _on_one_thread(model: nn.Module | None) -> Iterator[None]:
+    """Refuse a step that calls the model on another thread, where torch does not use fake tensors."""
+    here, known = threading.get_ident(), frozenset(map(id, model.modules() if model else ()))
+    elsewhere: list[str] = []
+
+    def note(module: nn.Module, _: Any) -> None:
+        if threading.get_ident() != here and id(module) in known:
+            elsewhere.append(threading.current_thread().name)
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        yield
+    except Exception as error:
+        if not elsewhere:
+            raise
+        raise ConfigurationError(_OTHER_THREAD.format(elsewhere[0])) from error
+    finally:
+        hook.remove()
+    if elsewhere:
+        raise ConfigurationError(_OTHER_THREAD.format(elsewhere[0]))
 
 
 def _value_needed(error: Exception) -> str:

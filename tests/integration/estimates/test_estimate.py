@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,17 @@ def test_a_step_without_backward_or_the_optimizer_is_named() -> None:
     assert without(forward, torch.optim.Adam) == "gradients; the optimizer's state"
     assert without(backward, torch.optim.Adam) == "the optimizer's state"
     assert without(forward, None) == ""  # an evaluation
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_calls_the_model_on_other_threads_is_refused(device: str) -> None:
+    def step(model: nn.Module, batch: int) -> None:
+        with ThreadPoolExecutor(2, "halves") as pool:
+            halves = pool.map(lambda _: model(torch.randn(batch // 2, 64)).sum(), range(2))
+            sum(halves).backward()
+
+    with pytest.raises(memlog.ConfigurationError, match=r"on another thread .halves_0.*: call the"):
+        memlog.estimate(step, model=nn.Linear(64, 64), batch=8, device=device)
 
 
 def test_what_torch_can_not_do_on_fake_tensors_is_refused_with_a_remedy() -> None:
