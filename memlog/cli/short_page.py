@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from memlog._internal.units import format_duration
 from memlog.cli.delivery_lines import trackers
 from memlog.cli.output import plain
 from memlog.cli.summary_page import (
@@ -19,6 +20,7 @@ from memlog.cli.summary_page import (
     peaks,
     section,
     table_of,
+    tracing_ms,
     worst_traced,
 )
 from memlog.events import ALLOCATED, HOST_RSS, RESERVED
@@ -117,9 +119,12 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
 
 def _trouble(summary: Summary) -> dict[str, str | Text]:
     """Return memlog's own cost, and the parts of its health that a reader has to know."""
-    health = health_facts(summary)
+    health, tracing = health_facts(summary), tracing_ms(summary.traced)
+    if tracing:
+        took = format_duration(tracing / 1e3)
+        health["overhead"] = f"{summary.health.overhead_text}, and {took} for traced steps"
     if not (summary.health.dropped or summary.health.faults):
-        health["overhead"] = f"{summary.health.overhead_text}; nothing was lost"
+        health["overhead"] = f"{health['overhead']}; nothing was lost"
     wanted = {"dropped": summary.health.dropped, "faults": summary.health.faults}
     named = [name for name, counts in wanted.items() if counts]
     named += [name for name in ("journal", "never judged") if name in health]

@@ -252,12 +252,17 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {"peak": worst_traced(traced)}
-    if traced.cost_ms is not None and traced.set_up_ms is not None:
-        both = traced.cost_ms + traced.set_up_ms
+    both = tracing_ms(traced)
+    if both and traced.set_up_ms is not None:
         share = f", {both / 1e3 / duration_s:.1%} of the run" if duration_s else ""
         cost, set_up = (format_duration(ms / 1e3) for ms in (both, traced.set_up_ms))
         facts["cost"] = f"{cost}{share}; {set_up} of it in the first two"
     return facts
+
+
+def tracing_ms(traced: TracedFacts) -> float:
+    """Return the milliseconds that tracing took, its set-up included; 0 if that is unknown."""
+    return (traced.cost_ms or 0.0) + (traced.set_up_ms or 0.0)
 
 
 def worst_traced(traced: TracedFacts) -> str:

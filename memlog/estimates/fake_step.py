@@ -92,7 +92,14 @@ def traced_step(
         ConfigurationError: The step branches on a tensor's value, or has too many events.
     """
     measuring = measured_on_small_batches() if measure else nullcontext()
-    with reasons(), _on_one_thread(model), all_on_cpu(), measuring, ctc_of_lists(), unknown_values():
+    with (
+        reasons(),
+        _on_one_thread(model),
+        all_on_cpu(),
+        measuring,
+        ctc_of_lists(),
+        unknown_values(),
+    ):
         step()
         gc.collect()  # the trace would count garbage as memory in use
         window = _window(model, optimizers)
