@@ -10,7 +10,7 @@ from support.journals import GIB, MadeRun, at, batch, finished_run
 
 from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
-from memlog.events import Alert, Batch, Run
+from memlog.events import Alert, Batch, Health, Run
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
@@ -83,6 +83,13 @@ def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
     assert "  overhead   unknown" in page
     assert "  host.tree  unknown" in page
     assert "to no tracker; `memlog sync k7m2xq9a --to mlflow` delivers it to one" in page
+
+
+def test_show_adds_the_time_of_traced_steps(tmp_path: Path) -> None:
+    cost = Health(at(1), 0, 0.5, 100.0, {}, {}, tracing_ms=1500.0, tracing_set_up_ms=500.0)
+    MadeRun(tmp_path).write(batch(0, GIB), cost).closed()
+    (line,) = [one for one in output_of("show", "latest").splitlines() if "overhead" in one]
+    assert line.endswith("100.0 ms in all, and 2.0 s for traced steps; nothing was lost")
 
 
 def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
