@@ -10,7 +10,7 @@ from support.journals import GIB, MadeRun, at, batch, finished_run
 
 from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
-from memlog.events import Alert, Batch, Health, Run
+from memlog.events import Alert, Batch, Health, Run, Trace
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
@@ -87,7 +87,8 @@ def test_show_leaves_out_empty_sections(tmp_path: Path) -> None:
 
 def test_show_adds_the_time_of_traced_steps(tmp_path: Path) -> None:
     cost = Health(at(1), 0, 0.5, 100.0, {}, {}, tracing_ms=1500.0, tracing_set_up_ms=500.0)
-    MadeRun(tmp_path).write(batch(0, GIB), cost).closed()
+    traced = Trace(at(1), 0, "dispatch", True, GIB, {}, (), 0)
+    MadeRun(tmp_path).write(traced, batch(0, GIB), cost).closed()
     (line,) = [one for one in output_of("show", "latest").splitlines() if "overhead" in one]
     assert line.endswith("100.0 ms in all, and 2.0 s for traced steps; nothing was lost")
 
