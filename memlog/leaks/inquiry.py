@@ -109,7 +109,7 @@ class GrowthInquiry:
         self._is_delayed = False
         """True while a search for holders waits for the one that needs some rises."""
         self._told: tuple[str, bool, tuple[str, ...]] | None = None
-        self._periodic = PeriodicInquiry(diagnostics, self._take_periodic, self._time)
+        self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
         self._unexplained: Suspicion | None = None
         """Growth that was published without a cause, while a search for the cause may go on."""
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch
 from memlog.leaks.holders import Holder
-from memlog.leaks.time_budget import EarnedTime
 
 if TYPE_CHECKING:
     from memlog.leaks.periodic_search import Grower, PeriodicSearch
@@ -48,17 +47,11 @@ _OVERDUE: Final = 1.5
 
 
 class PeriodicInquiry:
-    """One search at a time. ``on_news`` is called after a step that may have changed `holders`.
+    """One search at a time. ``on_news`` is called after a step that may have changed `holders`."""
 
-    The time of the searches counts in ``earned``, which allows other searches.
-    """
-
-    def __init__(
-        self, diagnostics: Diagnostics, on_news: Callable[[int], object], earned: EarnedTime
-    ) -> None:
+    def __init__(self, diagnostics: Diagnostics, on_news: Callable[[int], object]) -> None:
         self._diagnostics = diagnostics
         self._on_news = on_news
-        self._time = earned
         self._lock = threading.Lock()
         self._search: PeriodicSearch | None = None
         self._searches = 0
@@ -133,14 +126,12 @@ class PeriodicInquiry:
         # Several threads can train. A thread that does not get the lock at once goes on.
         if not self._lock.acquire(blocking=False):
             return
-        before = search.seconds
         try:
             self._go_on(search, step, event)
         except Exception as error:  # noqa: BLE001 - training goes on
             self._search = None
             self._diagnostics.fault("looking for what grows when memory rises", error)
         finally:
-            self._time.take_part(search.seconds - before)
             self._lock.release()
 
     def stop(self) -> None:

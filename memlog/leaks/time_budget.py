@@ -43,10 +43,6 @@ class EarnedTime:
         self._taken += seconds
         self._longest = max(self._longest, seconds)
 
-    def take_part(self, seconds: float) -> None:
-        """Count a part of a search that stops by itself as soon as it takes too long."""
-        self._taken += seconds
-
 
 class TimeBudget:
     """Time limit, in seconds, for several pieces of work together.
