@@ -58,17 +58,16 @@ def ranked(findings: Iterable[Finding]) -> list[Finding]:
     come first. Findings of equal rank are ordered by the step at which the limit can be reached, the earliest
     first, and then by growth, the fastest first.
     """
-    newest: dict[tuple[str, str | None, str | None, int | None], list[Finding]] = {}
+    newest: dict[tuple[str, str | None, str | None, int | None], dict[str, Finding]] = {}
     for each in findings:
-        together = newest.setdefault((each.kind, each.where, each.memory, each.rank), [])
-        if together and together[0].step != each.step:
+        together = newest.setdefault((each.kind, each.where, each.memory, each.rank), {})
+        if any(one.step != each.step for one in together.values()):
             together.clear()
-        together[:] = [one for one in together if one.title != each.title] + [each]
+        together[each.title] = each
+    groups = [sorted(together.values(), key=_importance) for together in newest.values()]
     soonest: dict[tuple[str, str | None, int | None], list[Finding]] = {}
-    for together in newest.values():
-        together.sort(key=_importance)
-    for together in sorted(newest.values(), key=lambda some: _importance(some[0])):
-        soonest.setdefault((together[0].kind, together[0].where, together[0].rank), together)
+    for group in sorted(groups, key=lambda group: _importance(group[0])):
+        soonest.setdefault((group[0].kind, group[0].where, group[0].rank), group)
     return sorted(_once(chain.from_iterable(soonest.values())), key=_importance)
 
 

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memlog._internal.diagnostics import REPORT_STEPS
 from memlog._internal.units import format_bytes, format_duration
 from memlog.cli.delivery_lines import deliveries
 from memlog.cli.label_tables import phases, points, scopes
@@ -46,9 +47,8 @@ _SOURCES: dict[PeakSource | None, str] = {
 _UNITS = {"mib": "MiB", "ms": "ms"}
 """Units by the suffix of a metric's name."""
 _EMPTY = (
-    "nothing: memlog noticed no optimizer step in this process. If it trains, call session.step() after each "
-    "step, or use memlog's monitors, memlog_keras or memlog.watch_loss. If its child processes train, start "
-    "it with `memlog run`, without memlog.init()"
+    f"nothing: memlog noticed no optimizer step in this process. If it trains, {REPORT_STEPS}. "
+    "If its child processes train, start it with `memlog run`, without memlog.init()"
 )
 
 

@@ -64,8 +64,6 @@ class Places:
         self._asked: int | None = None
         self._cpu_is_device = False
         """True if the CPU's name means the device."""
-        self._assumed: list[Place] = []
-        """Places of tensors that are on the device for this reason alone."""
         self._of: dict[int, Place] = {}
         self._operation = Place(UNNAMED)
         self._model: Sequence[Tensor] = ()
@@ -83,9 +81,6 @@ class Places:
     def cuda_named(self) -> None:
         """Note that the program names a CUDA device."""
         self._cpu_is_device = False
-        for each in self._assumed:
-            each.kind = UNNAMED
-        self._assumed.clear()
         if not self.names_cuda:
             self.names_cuda = True
             self._put_model()

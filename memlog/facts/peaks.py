@@ -37,10 +37,16 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """True if the peak was read after ``step``, as a phase of the program ended."""
 
     @property
+    def at_step(self) -> str:
+        """Return ``at step 5`` or ``after step 5``; empty if the peak was not read at a step."""
+        preposition = "after" if self.after_step else "at"
+        return "" if self.step is None else f"{preposition} step {self.step:,}"
+
+    @property
     def place(self) -> str:
         """Return where in the run the peak was read, such as ``step 5``; empty if that is unknown."""
         if self.step is not None:
-            return f"{'after ' * self.after_step}step {self.step:,}"
+            return self.at_step.removeprefix("at ")
         return "" if self.evaluation is None else f"evaluation {self.evaluation:,}"
 
 

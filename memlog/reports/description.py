@@ -103,8 +103,7 @@ def _peaks(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _peak(peak: Peak, capacity: int | None) -> str:
     of = "" if capacity is None else f" of {format_bytes(capacity)}"
-    at = "" if peak.step is None else f", {'' if peak.after_step else 'at '}{peak.place}"
-    return f"{format_bytes(peak.bytes)}{of}{at}"
+    return ", ".join(filter(None, [f"{format_bytes(peak.bytes)}{of}", peak.at_step]))
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

@@ -122,12 +122,11 @@ def _mostly(series: RunSeries, step: int | None) -> str:
 
 
 def _of_limit(peak: Peak, limit: int | None) -> str:
-    where = "" if peak.step is None else f"{'' if peak.after_step else 'at '}{peak.place}"
     source = {"exact": "", "watermark": "at most", "sampled": "at least", None: ""}[peak.source]
     if limit and peak.bytes is not None:
         of = f"{peak.bytes / limit:.0%} of {format_bytes(limit)}"
-        return ", ".join(part for part in (of, where) if part)
-    return ", ".join(part for part in (source, where) if part)
+        return ", ".join(part for part in (of, peak.at_step) if part)
+    return ", ".join(part for part in (source, peak.at_step) if part)
 
 
 def _steps(summary: Summary, series: RunSeries) -> str:

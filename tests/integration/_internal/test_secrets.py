@@ -220,13 +220,14 @@ SOME_COMMANDS = [
 ]
 
 
+@pytest.mark.parametrize("backend", ["mlflow", "wandb"])
 @pytest.mark.parametrize(
-    ("backend", "some_commands"), [("mlflow", SOME_COMMANDS[::2]), ("wandb", SOME_COMMANDS[1::2])]
+    "some_commands", [SOME_COMMANDS[::2], SOME_COMMANDS[1::2]], ids=["even", "odd"]
 )
 def test_no_secret_of_a_command_line_appears(
     tmp_path: Path, backend: str, some_commands: list[list[str]]
 ) -> None:
-    """Half of the arguments each, since a long command is cut."""
+    """Half of the arguments at a time, since a long command is cut."""
     arguments = [each for some in some_commands for each in some]
     secret = {**ENVIRONMENT, "OTHER": "aB3defsekretXq8", "BACKEND": backend}
     with contextlib.ExitStack() as stack:
