@@ -23,7 +23,10 @@ _T = TypeVar("_T")
 _MAX_LOGGED = 200
 """Maximum number of different causes that are logged. Further causes are only counted."""
 
-REPORT_STEPS = "call session.step() after each step, or use memlog's monitors, memlog_keras or memlog.watch_loss"
+REPORT_STEPS = (
+    "call session.step() after each step, or use memlog's monitors, "
+    "memlog_keras or memlog.watch_loss"
+)
 """What a program does whose steps memlog does not notice."""
 NOT_NOTICED = f"memlog noticed no optimizer step: {REPORT_STEPS}"
 """Message of a run that recorded nothing, with the remedy. It names no cause, as memlog knows none."""

@@ -337,6 +337,8 @@ class Inquiry(msgspec.Struct, frozen=True, array_like=True, tag="inquiry"):
     """What the search has found. Empty if the search goes on, or if its result is settled."""
     garbage: bool = False
     """True if a collection of garbage has explained the growth."""
+    will_fit: bool = False
+    """True if ``suspects`` are containers with a limit, and there is memory for all that they can gain."""
 
 
 class HeapReading(msgspec.Struct, frozen=True, array_like=True, tag="heap"):

@@ -267,7 +267,7 @@ class RunFold:
         growing = self.growth("killed")
         found: list[Finding] = []
         for series, inquiry in self.inquiries.items():
-            if inquiry.suspects and not self._is_steady(series):
+            if inquiry.suspects and not inquiry.will_fit and not self._is_steady(series):
                 main, *others = inquiry.suspects
                 judged = growing.get(series)
                 # The search may have begun on an early sign, whose rate is rough.

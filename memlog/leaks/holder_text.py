@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, deque
 from types import TracebackType
 from typing import Final
 
@@ -20,6 +20,7 @@ from memlog.leaks.program_files import program_files
 _HOOKS: Final = "hooks"
 ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
+FOR_LIMIT: Final = "Lower its limit, or keep smaller elements, or keep them on disk."
 FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
 GRAPH_OF_STEP: Final = "Each keeps the graph of its step alive"
 _MOSTLY: Final = 0.5
@@ -45,7 +46,17 @@ def holder_of(held: Held, steps: int) -> Holder:
         _evidence(held, made, steps),
         _confidence(held),
         _remedy(held, kind, added[2] if added is not None else ""),
+        _bytes_left(held, steps),
     )
+
+
+def _bytes_left(held: Held, steps: int) -> float | None:
+    growth = held.growth
+    if growth is None or growth.base is not deque or held.containers > 1:
+        return None
+    most = deque.maxlen.__get__(growth.container)
+    each = held.bytes_per_step * steps / growth.gained
+    return None if most is None else (most - deque.__len__(growth.container)) * each
 
 
 def _kind(held: Held) -> HolderKind:

@@ -26,7 +26,8 @@ class Holder(NamedTuple):
 
     ``title`` names the holder and the memory that it keeps, and ``confidence`` is the confidence that the
     title is true. ``where`` is a file and a line, such as ``train.py:31``; ``None`` if unknown. The holder
-    gains ``bytes_per_step``; 0 if unknown. ``remedy`` is ``None`` if unknown.
+    gains ``bytes_per_step``; 0 if unknown. ``remedy`` is ``None`` if unknown. A container with a limit,
+    such as a ``deque`` with a ``maxlen``, can still gain ``bytes_left``; ``None``: it has no known limit.
     """
 
     kind: HolderKind
@@ -36,3 +37,4 @@ class Holder(NamedTuple):
     evidence: tuple[str, ...]
     confidence: Confidence
     remedy: str | None
+    bytes_left: float | None = None

@@ -46,8 +46,9 @@ _MOST_SEARCHES = 4
 """Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
-_HELD = ("kept_tensors", "kept_graph", "model_copies", "growing_container")
-"""Kinds of holders that a variable of the program refers to."""
+_KEPT = ("kept_tensors", "growing_container")
+_HELD = (*_KEPT, "kept_graph", "model_copies")
+"""Kinds of holders that a variable of the program refers to. `_KEPT` have no more than the program keeps."""
 _EXPLAINED = 0.5
 """If all holders together explain less than this fraction of the growth, a second search begins."""
 _RISES = 0.35
@@ -57,6 +58,8 @@ _CERTAIN = 2
 _KNOWN = 3
 """Number of rises at which a container must grow, before no other search is needed. Python must see its
 bytes."""
+_FITS = 0.8
+"""A container with a limit that can still gain at most this part of what is free is not reported."""
 _EARLY_RISES, _EARLY_STEPS, _EARLY_PART = 6, 64, 0.04
 """Growth that the growth test has not confirmed is reported with its holder after this many rises and steps,
 when it has taken this part of what was free. A cache that fills may end sooner."""
@@ -108,8 +111,10 @@ class GrowthInquiry:
         self._is_ending = self._is_early = False
         self._is_delayed = False
         """True while a search for holders waits for the one that needs some rises."""
-        self._told: tuple[str, bool, tuple[str, ...]] | None = None
+        self._told: tuple[str, bool, bool, tuple[str, ...]] | None = None
         self._periodic = PeriodicInquiry(diagnostics, self._take_periodic)
+        self._limited: tuple[str, int, tuple[Holder, ...]] | None = None
+        """Series, newest step at which it grew, and holders with a limit. They may be full since."""
         self._unexplained: Suspicion | None = None
         """Growth that was published without a cause, while a search for the cause may go on."""
 
@@ -257,13 +262,14 @@ class GrowthInquiry:
         suspects: tuple[Finding, ...] = (),
         *,
         searching: bool = False,
+        will_fit: bool = False,
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
-        state = (series, searching, tuple(one.title for one in suspects))
+        state = (series, searching, will_fit, tuple(one.title for one in suspects))
         is_news = self._told is not None or searching or self._periodic.series == _owner(series)
         if state != self._told and is_news:
             self._told = state
-            self._publish(Inquiry(now_us(), step, series, searching, suspects))
+            self._publish(Inquiry(now_us(), step, series, searching, suspects, will_fit=will_fit))
 
     def _suspects(self, growth: Suspicion) -> tuple[Finding, ...]:
         return self._suspects_of(growth, self._named(growth))
@@ -284,7 +290,8 @@ class GrowthInquiry:
         found = self._holders or self._earlier
         rises = self._periodic.holders if self._periodic.series == _owner(growth.series) else ()
         is_sure = bool(found) and found[0].confidence == "high" and _explain(found, growth)
-        if self._periodic.rises < _CERTAIN or is_sure:
+        is_limited = all(one.bytes_left is not None for one in rises)
+        if self._periodic.rises < _CERTAIN or (is_sure and not is_limited):
             return found
         return rises if _explain(rises, growth, _RISES) else found
 
@@ -298,6 +305,17 @@ class GrowthInquiry:
         is_known = periodic.is_weighed and periodic.rises >= _KNOWN
         return (is_known or self._is_sure) and _explain(periodic.holders, growth)
 
+    def _filled_meanwhile(self, growth: Suspicion) -> list[Holder]:
+        """Return containers with a limit if they gained most of what grew. They may be full now.
+
+        When a window of outputs is full, the memory between them can grow for some more steps.
+        """
+        series, step, holders = self._limited or ("", 0, ())
+        gained = sum(one.bytes_per_step for one in holders) * (step - growth.since_step)
+        lasted = growth.step - growth.since_step
+        is_most = gained >= _EXPLAINED * growth.rate * lasted
+        return list(holders) if series == _owner(growth.series) and is_most else []
+
     def is_held(self, growth: Suspicion) -> bool:
         """Return True if a search has found variables of the program that hold what grows."""
         held = [one for one in self._known(growth) if one.kind in _HELD]
@@ -310,6 +328,8 @@ class GrowthInquiry:
     def _take_periodic(self, step: int) -> None:
         """Publish or tell what grows whenever memory rises, after such a rise."""
         periodic = self._periodic
+        if periodic.holders and all(one.bytes_left is not None for one in periodic.holders):
+            self._limited = periodic.series, step, periodic.holders
         growth = self._unexplained
         if growth is not None and _owner(growth.series) == periodic.series:
             if _explain(periodic.holders, growth, _RISES) and periodic.rises >= _CERTAIN:
@@ -339,12 +359,14 @@ class GrowthInquiry:
         if not is_sure or not self.is_explained_by_rises(growth):
             return False
         taken = growth.rate * steps
-        device = growth.series.removesuffix(ALLOCATED)
-        free = host_free(os.getpid()) if device == growth.series else device_free(device)
+        free = _free(growth)
         return free is not None and taken >= _EARLY_PART * (free + taken)
 
     def _report_rises(self, growth: Suspicion, step: int) -> None:
         holders = self._periodic.holders
+        if _will_fit(growth, holders):
+            self._tell(growth.series, step, self._suspects_of(growth, holders), will_fit=True)
+            return
         self._unexplained = None
         self._earlier = holders
         self._periodic.stop()
@@ -359,6 +381,12 @@ class GrowthInquiry:
         self._confirmed = self._growth = self._before = None
         self._holders, self._complete = (), False
         self._earlier = holders or self._earlier
+        named = named or self._filled_meanwhile(growth)
+        if _will_fit(growth, named):
+            self._unexplained = growth
+            suspects = self._suspects_of(growth, named)
+            self._tell(growth.series, growth.step, suspects, will_fit=True)
+            return
         if not named and (traced := cause_in_traces(self._traces, growth)) is not None:
             named = [traced]
         if not named and complete and before is not None:
@@ -397,6 +425,22 @@ def _owner(series: str) -> str:
 
 def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAINED) -> bool:
     return sum(one.bytes_per_step for one in holders) >= part * growth.rate
+
+
+def _free(growth: Suspicion) -> int | None:
+    device = growth.series.removesuffix(ALLOCATED)
+    return host_free(os.getpid()) if device == growth.series else device_free(device)
+
+
+def _will_fit(growth: Suspicion, holders: Sequence[Holder]) -> bool:
+    """Return True if containers with a limit hold what grows, and there is memory for all that they can gain.
+
+    Such as a replay buffer: whether it will be filled is for the program to know.
+    """
+    left = [one.bytes_left for one in holders if one.kind in _KEPT]
+    known = [one for one in left if one is not None]
+    free = _free(growth)
+    return free is not None and 0 < len(known) == len(holders) and sum(known) <= _FITS * free
 
 
 def _is_of_larger_steps(growth: Suspicion) -> bool:

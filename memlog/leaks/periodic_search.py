@@ -11,6 +11,8 @@ So neither the time between the rises nor their shape must be known, and steps b
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 import weakref
 from collections import deque
@@ -18,9 +20,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from memlog._internal.inert_access import container_base, container_length
+from torch.utils.data import Dataset
+
+from memlog._internal.inert_access import container_base, container_length, instance_dict, is_kind
 from memlog.leaks import assignment_lines
-from memlog.leaks.containers import newest_elements, oldest_element
+from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.live_tensors import VIEWS
 from memlog.leaks.owner_chain import Chain
@@ -64,6 +68,8 @@ _ALL: Final = 1.7
 measure is wrong. Then none is named."""
 _PART: Final = 0.25
 """A candidate that holds less than this part of the growth is not named."""
+_ALIKE: Final = 0.1
+"""Elements of one container that gain at least this part of what the first gains are counted together."""
 _OUTSIDE: Final = _ENOUGH
 """If memlog sees more than this part of the growth, nothing is named for the rest."""
 
@@ -72,14 +78,16 @@ class Identity(NamedTuple):
     """Identities of a container and of its oldest element, and a weak reference to that element."""
 
     container: int
-    oldest: int
+    oldest: int | None
+    """``None`` if there is no element, or the first slot is empty."""
     reference: weakref.ref[Any] | None
 
 
 class RiseReading(NamedTuple):
     """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
 
-    ``rise`` is the first step of the rise, ``step`` that of the reading.
+    ``rise`` is the first step of the rise, ``step`` that of the reading. ``slots`` is the length with empty
+    slots, a ``deque``'s ``maxlen``, or the number of samples of which a data set may keep each; 0 if unknown.
     """
 
     rise: int
@@ -88,6 +96,7 @@ class RiseReading(NamedTuple):
     level: int
     identity: Identity | None = None
     """``None`` if unknown."""
+    slots: int = 0
 
 
 class Grower(NamedTuple):
@@ -107,11 +116,14 @@ class Grower(NamedTuple):
         is_partial: True if an element has too many objects to be weighed, and these explain the growth.
         readings: Number of rises at which it was longer than before.
         is_buffer: True for a tensor or an array that is replaced by a larger one.
-        is_element: True for an element of another container.
+        group: Equal for containers that can be counted together: elements of one container, such as a list
+            for each key, and an attribute of several objects of a class, such as of each layer.
         is_replaced: True if it was replaced by a longer one.
         is_steady: True if memory grows steadily, not in stairs.
         containers: Number of containers that are counted together.
         are_views: True if the elements' tensors are small parts of larger ones, which they keep.
+        slots: Number of elements that it can have; 0 if it has no limit, or an unknown one.
+        bytes_left: Bytes that it can still gain; ``None`` if it has no limit, or an unknown one.
     """
 
     chain: Chain
@@ -127,11 +139,13 @@ class Grower(NamedTuple):
     readings: int
     is_buffer: bool
     is_replaced: bool
-    is_element: bool
+    group: object
     is_steady: bool = False
     containers: int = 1
     are_views: bool = False
     is_partial: bool = False
+    slots: int = 0
+    bytes_left: float | None = None
 
     @property
     def is_by_elimination(self) -> bool:
@@ -152,8 +166,9 @@ class _Candidate(NamedTuple):
     def is_replaced(self) -> bool:
         """True if it has not been the same object all the time."""
         known = [one.identity for one in self.readings if one.identity is not None]
-        if any(
-            one.container != known[0].container or one.oldest != known[0].oldest for one in known
+        if (
+            len({one.container for one in known}) > 1
+            or len({one.oldest for one in known} - {None}) > 1
         ):
             return True
         # A new container and a new element can have the identities of those that were freed.
@@ -288,7 +303,8 @@ class PeriodicSearch:
                 first = self._base._replace(length=one.before)
                 chain = follow(one.path)
                 identity = None if chain is None else _identity(chain.objects[-1])
-                now = RiseReading(self.rises[-1][0], step, one.now, self._level, identity)
+                slots = 0 if chain is None else _slots(chain)
+                now = RiseReading(self.rises[-1][0], step, one.now, self._level, identity, slots)
                 self._candidates.append(_Candidate(one.path, [first, now], one.is_replaced))
         return self._growers() if self._candidates else None
 
@@ -325,8 +341,9 @@ class PeriodicSearch:
         if length < before[-1]:
             return False
         identity = None if chain is None else _identity(chain.objects[-1])
+        slots = 0 if chain is None else _slots(chain)
         rise = self.rises[-1][0]
-        one.readings.append(RiseReading(rise, step, length, self._level, identity))
+        one.readings.append(RiseReading(rise, step, length, self._level, identity, slots))
         return len(before) < _STILL or length > before[-_STILL]
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
@@ -363,6 +380,8 @@ def _identity(container: Any) -> Identity:
     base = container_base(container)
     oldest = [] if base is None or is_buffer(type(container)) else oldest_element(container, base)
     one = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
+    if one is None:
+        return Identity(id(container), None, None)
     try:
         return Identity(id(container), id(one), weakref.ref(one))
     except TypeError:  # no references to it, such as to a string
@@ -373,7 +392,46 @@ def _length(one: Any) -> int:
     if is_buffer(type(one)):
         return buffer_bytes(one)
     base = container_base(one)
-    return -1 if base is None else container_length(one, base)
+    return -1 if base is None else filled(one, base)
+
+
+def _slots(chain: Chain) -> int:
+    one = chain.objects[-1]
+    base = container_base(one)
+    if base is None or is_buffer(type(one)):
+        return 0
+    most = deque.maxlen.__get__(one) if base is deque else None
+    length = container_length(one, base)
+    if base is dict:
+        most = _samples(chain) or None
+    return length if most is None else max(int(most), length)
+
+
+def _samples(chain: Chain) -> int:
+    """Return the length of the data set that has a dictionary of samples by their index; otherwise 0."""
+    # The dictionary of its attributes can lie between.
+    owner = next((one for one in chain.objects[-3:-1] if is_kind(one, Dataset)), None)
+    newest = newest_elements(chain.objects[-1], dict, 1)
+    if owner is None or not newest or type(newest[0][0]) is not int:
+        return 0
+    # This method alone is the program's own that is called: a data loader calls it, too.
+    with contextlib.suppress(Exception):
+        return int(type(owner).__len__(owner))
+    return 0
+
+
+def _most_elements(candidate: _Candidate, container: Any) -> int:
+    """Return the number of elements that a container can have; 0 if it has no limit, or an unknown one.
+
+    A list or dictionary has a limit if it had empty slots, and its length with them did not change.
+    """
+    known = [one for one in candidate.readings if one.slots]
+    if not known or len({one.slots for one in known}) > 1:
+        return 0
+    if not is_kind(container, deque):
+        has_slots = any(one.length < one.slots for one in known)
+        return known[0].slots if has_slots and len(known) > 1 else 0
+    return 0 if deque.maxlen.__get__(container) is None else known[0].slots
 
 
 def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower | None:
@@ -404,6 +462,7 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
         is_partial = weight.is_partial
+    slots = _most_elements(candidate, container)
     return Grower(
         chain=chain,
         gained=gained,
@@ -423,8 +482,22 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         is_replaced=candidate.is_replaced,
         are_views=are_views,
         is_partial=is_partial,
-        is_element=bool(candidate.path.hops) and candidate.path.hops[-1][0] == "item",
+        group=_group(candidate.path, chain),
+        slots=slots,
+        bytes_left=(slots - last.length) * (own + graph) / gained if slots else None,
     )
+
+
+def _group(path: Path, chain: Chain) -> object:
+    container, *owners = chain.objects[::-1]
+    kind, name = path.hops[-1] if path.hops else ("", "")
+    if kind == "item":
+        return id(owners[0]), type(container)
+    if kind == "attr" and not is_kind(owners[0], type):
+        # An attribute's name leads through the dictionary of attributes, if there is one.
+        is_inside = len(owners) > 1 and instance_dict(owners[1]) is owners[0]
+        return type(owners[1] if is_inside else owners[0]), name, type(container)
+    return id(container)
 
 
 def _is_kept(grower: Grower) -> bool:
@@ -457,7 +530,7 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
         return None
     count = min(_SAMPLE, gained)
     elements = newest_elements(container, base, count + 1)
-    has_older = container_length(container, base) > gained
+    has_older = filled(container, base) > gained
     older = elements[count:] if has_older else []
     weight = _weight_of(elements[:count], older, base, _SAMPLED)
     if weight is not None and weight.shares:
@@ -481,20 +554,27 @@ def _weight_of(
 
 
 def _joined(growers: list[Grower]) -> list[Grower]:
-    """Return the growers. Those that are elements of one container, such as a list for each key, are one."""
-    groups: dict[object, Grower] = {}
-    for one in growers:
-        objects = one.chain.objects
-        key: object = id(objects[-1])
-        if one.is_element:
-            key = id(objects[-2]), type(objects[-1])
-        other = groups.get(key)
-        groups[key] = one if other is None else _sum(other, one)
-    return list(groups.values())
+    """Return the growers. Those of one `Grower.group` are one.
+
+    One that gains little compared with another of these, such as a list of losses beside one of outputs,
+    stays by itself. So does one whose bytes are unknown.
+    """
+    groups: dict[object, list[Grower]] = {}
+    for one in sorted(growers, key=lambda one: -one.bytes_gained):
+        known = groups.setdefault((one.group, one.is_by_elimination), [])
+        is_little = known and one.bytes_gained < _ALIKE * known[0].bytes_gained
+        if is_little and not one.is_by_elimination:
+            groups[id(one)] = [one]
+        else:
+            known.append(one)
+    return [functools.reduce(_sum, group) for group in groups.values()]
 
 
 def _sum(one: Grower, other: Grower) -> Grower:
+    left = [each.bytes_left for each in (one, other) if each.bytes_left is not None]
     return one._replace(
+        slots=one.slots + other.slots if len(left) > 1 else 0,
+        bytes_left=sum(left) if len(left) > 1 else None,
         gained=one.gained + other.gained,
         bytes_gained=one.bytes_gained + other.bytes_gained,
         graph=one.graph + other.graph,

@@ -11,6 +11,7 @@ from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.holder_text import (
     ALSO,
+    FOR_LIMIT,
     FOR_VIEWS,
     GRAPH_OF_STEP,
     REMEDIES,
@@ -48,12 +49,15 @@ def holder_of_growth(grower: Grower) -> Holder:
         _evidence(grower, each),
         _confidence(grower, owner),
         _remedy(kind, grower, added[2] if added is not None else ""),
+        grower.bytes_left,
     )
 
 
 def _remedy(kind: HolderKind, grower: Grower, value: str) -> str | None:
     if kind == "kept_tensors" and grower.are_views:
         return FOR_VIEWS
+    if grower.slots and kind in ("kept_tensors", "growing_container"):
+        return FOR_LIMIT
     if kind != "kept_graph":
         return REMEDIES.get(kind)
     remedy = _KEPT_GRAPH
@@ -102,7 +106,14 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
         return (
             f"{gains}. {GRAPH_OF_STEP if is_each else 'They keep autograd graphs alive'} ({size})."
         )
-    return f"{gains}. That keeps {size}."
+    return f"{gains}. That keeps {size}{_limit(grower)}."
+
+
+def _limit(grower: Grower) -> str:
+    if not grower.slots:
+        return ""
+    all_bytes = grower.slots * grower.bytes_gained / grower.gained
+    return f", and at most {grower.slots:,} elements ({format_bytes(all_bytes)})"
 
 
 def _gain(grower: Grower) -> str:

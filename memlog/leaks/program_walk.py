@@ -36,12 +36,12 @@ from memlog._internal.inert_access import (
     bases,
     class_namespace,
     container_kind,
-    container_length,
     instance_dict,
     is_kind,
     module_file,
     module_namespace,
 )
+from memlog.leaks.containers import filled
 from memlog.leaks.live_tensors import tensor_storage
 from memlog.leaks.variable_paths import Path, Start, identity_of, path_to, running_frames
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -168,7 +168,7 @@ class ProgramWalk:
         if kind is _OTHERS:
             return True
         is_buffer = kind is _BUFFERS
-        length = buffer_bytes(one) if is_buffer else container_length(one, kind)  # type: ignore[arg-type]
+        length = buffer_bytes(one) if is_buffer else filled(one, kind)  # type: ignore[arg-type]
         slot = slot, id(kind)
         keys = (slot,) if is_buffer else (id(one), slot)
         if self._before is None:
@@ -248,7 +248,7 @@ def _kind_of(kind: type) -> object:
 
 
 def _is_left_out(one: Any, above: _Link | None) -> bool:
-    """Return True for a container with a limit, a dictionary of attributes, and an optimizer's state.
+    """Return True for a dictionary of attributes, and for an optimizer's state.
 
     The state grows as more layers are trained.
     """
@@ -257,8 +257,6 @@ def _is_left_out(one: Any, above: _Link | None) -> bool:
         if is_kind(link[0], torch.optim.Optimizer):
             return True
         link = link[1]
-    if is_kind(one, deque):
-        return deque.maxlen.__get__(one) is not None
     return above is not None and instance_dict(above[0]) is one
 
 

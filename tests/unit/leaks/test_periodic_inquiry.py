@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ class Training:
         self.inquiry = GrowthInquiry(
             self.events.append, Diagnostics(), lambda: False, time.monotonic()
         )
-        self.kept: list[Any] = []
+        self.kept: list[Any] | deque[Any] = []
         self.rise = rise
         self.every = every
         self.step = 0
@@ -46,7 +47,8 @@ class Training:
             if self.step % self.every == 0:
                 self.level += self.rise * MIB
                 self.kept.append(torch.empty(10 * MIB // 4))
-                del self.kept[: -(limit or len(self.kept))]
+                if limit is not None:
+                    del self.kept[:-limit]  # type: ignore[arg-type] # a list, if there is a limit
             batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
             self.inquiry.after_step(self.step, batch)
 
@@ -140,6 +142,45 @@ def early(free: int | None, steps: int, limit: int | None = None) -> Training:
         training.inquiry.suspected(training.growth(), is_early=True)
         training.evaluate(steps - 10, limit=limit)
     return training
+
+
+def test_a_replay_buffer_that_fits_is_only_a_possible_cause() -> None:
+    training = Training()
+    training.kept = deque(maxlen=100)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(4)
+    training.inquiry.confirmed(training.growth())
+    training.evaluate(4)
+    training.inquiry.finish()
+    assert training.findings == []
+    newest = [event for event in training.events if isinstance(event, Inquiry)][-1]
+    assert newest.will_fit
+    assert "`training.kept`, a deque" in newest.suspects[0].title
+    assert "at most 100 elements (1000.0 MiB)" in newest.suspects[0].title
+
+
+def test_a_replay_buffer_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "host_free", lambda _: 900 * MIB)
+    training = Training()
+    training.kept = deque(maxlen=100)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(6)
+    [finding] = training.findings
+    assert "`training.kept`, a deque" in finding.title
+    assert finding.remedy == "Lower its limit, or keep smaller elements, or keep them on disk."
+
+
+def test_a_limit_does_not_excuse_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch.empty(1, requires_grad=True)
+    monkeypatch.setattr(torch, "empty", lambda size: (made * torch.ones(size)).sum())
+    training = Training()
+    training.kept = deque(maxlen=100)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(6)
+    assert [one.kind for one in training.findings] == ["kept_graph"]
 
 
 def test_an_early_rise_is_explained_without_the_search_that_holds_up_steps() -> None:

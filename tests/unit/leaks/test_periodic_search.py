@@ -357,7 +357,7 @@ def test_bounded_containers_are_named_no_more_when_they_are_full() -> None:
 
     found = named(evaluate, memory, steps=400)
     assert len(found) > 5
-    assert not any(holders for _, holders in found)
+    assert not any(holders for _, holders in found[4:])
     last: list[Any] = []
 
     def keep_three(_: int) -> None:
@@ -366,6 +366,86 @@ def test_bounded_containers_are_named_no_more_when_they_are_full() -> None:
 
     found = named(keep_three, memory, steps=400)
     assert not any(holders for _, holders in found[5:])  # a rise later than the last that it gained
+
+
+class Cached(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return 60
+
+
+@pytest.mark.parametrize(("key", "has_limit"), [(int, True), (str, False)])
+def test_a_data_set_that_keeps_its_samples_keeps_each_one_time(
+    key: Callable[[int], Any], *, has_limit: bool
+) -> None:
+    memory, data = Memory(), Cached()
+
+    def evaluate(step: int) -> None:
+        data.kept[key(step)] = memory.take()
+
+    holder = only(named(evaluate, memory, steps=300))
+    assert "`data.kept`, a dict" in holder.title
+    assert ("at most 60 elements (600.0 MiB)" in holder.title) == has_limit
+    assert (holder.bytes_left is not None) == has_limit
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "deque"])
+def test_what_a_container_with_a_limit_can_still_gain_is_told(kind: str) -> None:
+    memory, slots = Memory(), 60
+    listed: list[Any] = [None] * slots
+    keyed: dict[int, Any] = dict.fromkeys(range(slots))
+    ring = collections.deque[Any](maxlen=slots)
+
+    def large() -> torch.Tensor:
+        memory.level += 10 * MIB
+        return torch.empty(10 * MIB // 4)
+
+    def evaluate(step: int) -> None:
+        number = step // EVERY
+        # Not from the beginning on: the first slot is filled last.
+        if kind == "list":
+            listed[number + 1] = large()
+        elif kind == "dict":
+            keyed[slots - 1 - number] = large()
+        else:
+            ring.append(large())
+
+    holder = only(named(evaluate, memory, steps=300))
+    assert holder.kind == "kept_tensors"
+    assert {"list": "listed", "dict": "keyed", "deque": "ring"}[kind] in holder.title
+    assert "gains one tensor every 30 steps" in holder.title
+    assert "and at most 60 elements (600.0 MiB)" in holder.title
+    assert 500 * MIB <= (holder.bytes_left or 0) <= 530 * MIB
+
+
+def test_a_list_of_each_layer_is_counted_together() -> None:
+    memory = Memory()
+    layers = [State() for _ in range(10)]
+    slotted = [Slots() for _ in range(10)]
+
+    def evaluate(_: int) -> None:
+        for each in (*layers, *slotted):
+            each.kept += memory.take(1)
+
+    found = named(evaluate, memory)[-1][1]
+    assert [one.bytes_per_step for one in found] == [pytest.approx(10 * MIB / EVERY, rel=0.1)] * 2
+    assert found[0].title.startswith("`layers[…].kept`, 10 containers in ")
+    assert "gains 10 tensors every 30 steps" in found[0].title
+
+
+def test_a_list_of_tensors_is_told_from_a_list_of_losses_beside_it() -> None:
+    memory = Memory()
+    history: dict[str, list[Any]] = {"losses": [], "outputs": []}
+
+    def evaluate(step: int) -> None:
+        history["losses"] += [float(step), step + 0.5, step + 0.1]
+        history["outputs"] += memory.take()
+
+    holder = only(named(evaluate, memory, steps=400))
+    assert "`history['outputs']`, a list" in holder.title
+    assert "gains 10 tensors every 30 steps" in holder.title
 
 
 def test_levels_that_do_not_rise_name_nothing() -> None:
