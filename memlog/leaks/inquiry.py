@@ -242,7 +242,8 @@ class GrowthInquiry:
         self._search = HolderSearch(
             budget_seconds=seconds_allowed(_LEAST_SECONDS, self._begun),
             diagnostics=self._diagnostics,
-            rate=growth.rate,
+            # Python allocates neither memory of a device nor shared memory: `tracemalloc` tells nothing.
+            rate=growth.rate if growth.series in (HOST_ANON, FREE_LISTS) else 0.0,
             **lengths,
         )
         self._tell(growth.series, growth.step, searching=True)
