@@ -188,8 +188,9 @@ class HolderSearch:
             self.stop()
 
     def _go_on_tracing(self, step: int, trace: AllocationTrace) -> None:
+        slower_by = max(trace.slower_by, 0.0)
         if not trace.running:
-            self._budget.take(trace.slower_by)
+            self._budget.take(slower_by)
             self.stop()
         elif step - self._traced_from == _TRACED:
             trace.mark_middle()
@@ -198,5 +199,6 @@ class HolderSearch:
             least = _ENOUGH * self._rate / 2
             self.holders += tuple(one for one in found if one.bytes_per_step >= least)
             self.complete = not self._budget.spent
+            self._budget.take(slower_by)
             self.stop()
         trace.step_ended()
