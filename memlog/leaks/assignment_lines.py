@@ -20,7 +20,8 @@ _ADDING: Final = frozenset(
     )
 )  # fmt: skip
 _REGISTERS: Final = re.compile("register_.*hook")
-_REPEATS: Final = (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_REPEATS: Final = (ast.For, ast.While, *_FUNCTIONS)
 _JOINS: Final = re.compile("cat|stack|append|pad|chain")
 """Pattern in the names of functions that join tensors, arrays or lists."""
 _ADDS_GROUP: Final = re.compile("add_param_group")
@@ -30,16 +31,33 @@ class Addition(NamedTuple):
     """A statement that adds to a variable or an attribute.
 
     ``value`` is the source text of the added value, if the value is a name or an attribute; otherwise empty.
+    ``classes`` and ``functions`` have the names of those around the statement, the outermost first.
     """
 
     line: int
     value: str
+    classes: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
 
 
 def additions(file: str, name: str) -> list[Addition]:
     """Return the statements of a file that add to the variable or attribute ``name``."""
-    found = [one for node in _nodes(file, name) for one in _addition(node, name)]
-    return sorted(dict.fromkeys(found))
+    nodes = list(_nodes(file, name))
+    found = {one for node in nodes for one in _addition(node, name)}
+    if not found:
+        return []
+    # `ast.walk` gives the outer ones first.
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
+    return [
+        Addition(
+            one.line,
+            one.value,
+            tuple(each.name for each in classes if _covers(each, one.line)),
+            tuple(each.name for each in functions if _covers(each, one.line)),
+        )
+        for one in sorted(found)
+    ]
 
 
 def adds_to_itself(file: str, name: str) -> bool:

@@ -9,9 +9,10 @@ from typing import Final
 
 import torch
 
-from memlog._internal.inert_access import is_kind, type_name
+from memlog._internal.inert_access import bases, is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
+from memlog.leaks.assignment_lines import Addition
 from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.owner_text import Owner
@@ -35,9 +36,10 @@ def holder_of(held: Held, steps: int) -> Holder:
     kind = _kind(held)
     made = held.cycles_made_at or _made_at(held)
     added = None if held.owner is None else addition(held.owner)
-    where = None if added is None else assignment_lines.shown(*added[:2])
+    where = None if added is None else assignment_lines.shown(added[0], added[1].line)
     where = where or (made.partition(" ")[0].rstrip(":") if made else None) or _cached_at(held)
-    title = " ".join(one for one in (_subject(held, kind, where, steps), _kept(held, kind)) if one)
+    subject = _subject(held, kind, where, function_elsewhere(held.owner, added), steps)
+    title = " ".join(one for one in (subject, _kept(held, kind)) if one)
     return Holder(
         kind,
         title,
@@ -45,7 +47,7 @@ def holder_of(held: Held, steps: int) -> Holder:
         held.bytes_per_step,
         _evidence(held, made, steps),
         _confidence(held),
-        _remedy(held, kind, added[2] if added is not None else ""),
+        _remedy(held, kind, added[1].value if added is not None else ""),
         _bytes_left(held, steps),
     )
 
@@ -93,7 +95,7 @@ def _kind_of_owner(owner: Owner) -> HolderKind | None:
     return "model_copies" if any(is_kind(one, torch.nn.Module) for one in owner.between) else None
 
 
-def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str:
+def _subject(held: Held, kind: HolderKind, where: str | None, function: str, steps: int) -> str:
     owner = held.owner
     at = f" ({where})" if where else ""
     made = f"Tensors made at {where}" if where else "Tensors"
@@ -118,7 +120,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, steps: int) -> str
     containers = owner.kind
     if held.containers > 1:
         containers = f"{held.containers} containers ({type_name(owner.container)})"
-    return f"{described}, {containers}{place}{at}, gains {_gain(held, kind, steps)}."
+    here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
+    return f"{described}, {containers}{here}, gains {_gain(held, kind, steps)}{there}."
 
 
 def _is_nameless(owner: Owner) -> bool:
@@ -193,8 +196,19 @@ def _cached_at(held: Held) -> str | None:
     return None if code is None else assignment_lines.shown(code.co_filename, code.co_firstlineno)
 
 
-def addition(owner: Owner) -> tuple[str, int, str] | None:
-    """Return file, line and added value of the statement that adds to an owner; ``None`` if unknown."""
+def function_elsewhere(owner: Owner | None, added: tuple[str, Addition] | None) -> str:
+    """Return the function that adds to an owner, if a variable of another function leads to it."""
+    if owner is None or added is None or owner.root.kind != "local":
+        return ""
+    functions = added[1].functions
+    return functions[-1] if functions and owner.root.place not in functions else ""
+
+
+def addition(owner: Owner) -> tuple[str, Addition] | None:
+    """Return the statement that adds to an owner, with its file; ``None`` if unknown.
+
+    Several classes and functions can use the same name. Those of the owner are preferred.
+    """
     if not owner.name:
         return None
     files = program_files(owner)
@@ -202,12 +216,16 @@ def addition(owner: Owner) -> tuple[str, int, str] | None:
     if _is_of_optimizer(owner):
         calls = assignment_lines.added_groups
     if calls is not None:
-        return next(((file, *one) for file in files for one in calls(file)), None)
+        return next(((file, one) for file in files for one in calls(file)), None)
+    classes = {
+        type.__dict__["__name__"].__get__(base) for one in owner.above for base in bases(type(one))
+    }
     for name in dict.fromkeys((owner.name, owner.root.name)):
-        for file in files:
-            additions = assignment_lines.additions(file, name)
-            if additions:
-                return file, additions[0].line, additions[0].value
+        found = [(file, one) for file in files for one in assignment_lines.additions(file, name)]
+        home = classes if name != owner.root.name else {owner.root.place}
+        own = (one for one in found if home.intersection((*one[1].classes, *one[1].functions)))
+        if found:
+            return next(own, found[0])
     return None
 
 

@@ -17,6 +17,7 @@ from memlog.leaks.holder_text import (
     REMEDIES,
     addition,
     also_tensors,
+    function_elsewhere,
     without_graph,
 )
 from memlog.leaks.holders import Confidence, Holder, HolderKind
@@ -39,16 +40,16 @@ def holder_of_growth(grower: Grower) -> Holder:
     owner = owner_of(grower)
     kind = _kind(grower)
     added = addition(owner)
-    where = None if added is None else assignment_lines.shown(*added[:2])
+    where = None if added is None else assignment_lines.shown(added[0], added[1].line)
     each = grower.growth / grower.rises
     return Holder(
         kind,
-        _title(owner, grower, where),
+        _title(owner, grower, where, function_elsewhere(owner, added)),
         where,
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _remedy(kind, grower, added[2] if added is not None else ""),
+        _remedy(kind, grower, added[1].value if added is not None else ""),
         grower.bytes_left,
     )
 
@@ -81,7 +82,7 @@ def _kind(grower: Grower) -> HolderKind:
     return "kept_tensors" if grower.tensors and not grower.foreign else "growing_container"
 
 
-def _title(owner: Owner, grower: Grower, where: str | None) -> str:
+def _title(owner: Owner, grower: Grower, where: str | None, function: str) -> str:
     place = f" {owner.place}" if owner.place else ""
     at = f" ({where})" if where else ""
     name = f"`{owner.expression}`" if owner.expression else "A container"
@@ -92,8 +93,9 @@ def _title(owner: Owner, grower: Grower, where: str | None) -> str:
     if grower.is_buffer:
         return f"{name}{place}{at} is replaced by larger ones: {size}."
     kind = owner.kind if grower.containers == 1 else f"{grower.containers} containers"
-    what = f"{name}, {kind}{place}{at}," if kind else f"{name}{place}{at}"
-    gains = f"{what} gains {_gain(grower)} {every}"
+    here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
+    what = f"{name}, {kind}{here}," if kind else f"{name}{here}"
+    gains = f"{what} gains {_gain(grower)} {every}{there}"
     if grower.foreign:
         return (
             f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "

@@ -35,6 +35,18 @@ def test_statements_that_add_are_found(tmp_path, line, value):
     assert additions(str(file), "history") == [Addition(2, value)]
 
 
+def test_the_classes_and_functions_around_a_statement_are_known(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "class Meter:\n    def add(self, x):\n        self.history.append(x)\n"
+        "def fit():\n    def inner():\n        history.append(1)\n"
+    )
+    assert additions(str(file), "history") == [
+        Addition(3, "x", ("Meter",), ("add",)),
+        Addition(6, "", (), ("fit", "inner")),
+    ]
+
+
 @pytest.mark.parametrize("line", ["history = []", "other.append(history)", "len(history)", "x ="])
 def test_other_statements_are_not(tmp_path, line):
     file = tmp_path / "train.py"

@@ -435,6 +435,34 @@ def test_a_list_of_each_layer_is_counted_together() -> None:
     assert "gains 10 tensors every 30 steps" in found[0].title
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        self.values.append(value)
+
+
+class OtherMeter:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def log(self, value: Any) -> None:
+        self.values.append(value)
+
+
+def test_the_line_is_that_of_the_owners_class() -> None:
+    memory, meter = Memory(), OtherMeter()
+    holder = only(named(lambda _: meter.log(memory.take()), memory))
+    line = OtherMeter.log.__code__.co_firstlineno + 1
+    assert holder.where == f"test_periodic_search.py:{line}"
+    place = (
+        "`meter.values`, a list in `test_the_line_is_that_of_the_owners_class()`, gains one element"
+    )
+    assert holder.title.startswith(place)
+    assert f"every 30 steps in `log()` (test_periodic_search.py:{line})." in holder.title
+
+
 def test_a_list_of_tensors_is_told_from_a_list_of_losses_beside_it() -> None:
     memory = Memory()
     history: dict[str, list[Any]] = {"losses": [], "outputs": []}
