@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice, repeat
 from operator import is_not
 from types import (
     BuiltinFunctionType,
@@ -48,8 +49,10 @@ _HUGE: Final = 200_000
 """If a container has more elements than this, it is not searched for other containers. Searching this number
 of elements takes 10 ms."""
 _MAX_SLOTS: Final = 1_000_000
-"""If a list or dictionary has more elements than this, all of them count. To count those that are not None
-takes 25 ms for this number."""
+"""If a list or dictionary has more elements than this, all of them count. If it has slots, to count those
+that are not empty takes 25 ms for this number."""
+_LOOKED: Final = 64
+"""Number of elements of a list, or at each end of a dictionary, among which a slot is looked for first."""
 _FEW: Final = 16
 """A shorter list or dictionary is not looked at for slots."""
 _SAMPLE: Final = 4
@@ -84,8 +87,16 @@ def filled(container: Any, base: type) -> int:
     if not (base is list or base is dict) or not _FEW < length <= _MAX_SLOTS:
         return length
     with suppress(RuntimeError):  # another thread has changed the container meanwhile
-        values = dict.values(container) if base is dict else list.__iter__(container)
-        return sum(map(is_not, values, itertools.repeat(None)))
+        if base is dict:
+            values: Any = dict.values(container)
+            some = [*islice(values, _LOOKED), *islice(reversed(values), _LOOKED)]
+        else:
+            values = list.__iter__(container)
+            stride = max(1, length // _LOOKED)
+            some = list.__getitem__(container, slice(None, None, stride))
+            some += list.__getitem__(container, slice(-1, None))
+        if not all(map(is_not, some, repeat(None))):
+            return sum(map(is_not, values, repeat(None)))
     return length
 
 
@@ -243,15 +254,15 @@ def newest_elements(container: Any, base: type, count: int) -> list[Any]:
     try:
         if base is list:
             backward = list.__reversed__(container)
-            used = map(is_not, list.__reversed__(container), itertools.repeat(None))
-            return list(itertools.islice(itertools.compress(backward, used), count))
+            used = map(is_not, list.__reversed__(container), repeat(None))
+            return list(islice(itertools.compress(backward, used), count))
         if base is dict:
             pairs = reversed(dict.items(container))
-            used = map(is_not, reversed(dict.values(container)), itertools.repeat(None))
-            return list(itertools.islice(itertools.compress(pairs, used), count))
+            used = map(is_not, reversed(dict.values(container)), repeat(None))
+            return list(islice(itertools.compress(pairs, used), count))
         if base is deque:
-            return list(itertools.islice(deque.__reversed__(container), count))
-        return list(itertools.islice(set.__iter__(container), count))
+            return list(islice(deque.__reversed__(container), count))
+        return list(islice(set.__iter__(container), count))
     except RuntimeError:  # another thread has changed the container meanwhile
         return []
 
@@ -261,6 +272,6 @@ def oldest_element(container: Any, base: type) -> list[Any]:
     try:
         values = dict.items(container) if base is dict else container
         forward = iter(values) if base is dict else base.__iter__(container)  # type: ignore[attr-defined]
-        return list(itertools.islice(forward, 1))
+        return list(islice(forward, 1))
     except RuntimeError:  # see above
         return []
