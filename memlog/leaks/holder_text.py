@@ -37,7 +37,8 @@ def holder_of(held: Held, steps: int) -> Holder:
     made = held.cycles_made_at or _made_at(held)
     added = None if held.owner is None else addition(held.owner)
     where = None if added is None else assignment_lines.shown(added[0], added[1].line)
-    where = where or (made.partition(" ")[0].rstrip(":") if made else None) or _cached_at(held)
+    where = where or (made.partition(" ")[0].rstrip(":") if made else None)
+    where = where or (None if held.owner is None else cached_at(held.owner))
     subject = _subject(held, kind, where, function_elsewhere(held.owner, added), steps)
     title = " ".join(one for one in (subject, _kept(held, kind)) if one)
     return Holder(
@@ -189,9 +190,9 @@ def _made_at(held: Held) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _cached_at(held: Held) -> str | None:
+def cached_at(owner: Owner) -> str | None:
     """Return the line of the cached function if the owner is a cache; otherwise ``None``."""
-    function = None if held.owner is None else held.owner.cached_function
+    function = owner.cached_function
     code = None if function is None else function.__code__
     return None if code is None else assignment_lines.shown(code.co_filename, code.co_firstlineno)
 
@@ -292,7 +293,7 @@ def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
         return _remedy_for_graph(held, value)
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
-        of_owner = _remedy_for_owner(held.owner)
+        of_owner = remedy_for_owner(held.owner)
     if of_owner is None and kind == "kept_tensors" and held.are_views:
         return FOR_VIEWS
     return of_owner or REMEDIES.get(kind)
@@ -320,7 +321,8 @@ def without_graph(value: str, *, is_scalar: bool) -> str:
     return f"Append {number}`{value}.detach()`."
 
 
-def _remedy_for_owner(owner: Owner) -> str | None:
+def remedy_for_owner(owner: Owner) -> str | None:
+    """Return what to do if the owner is no plain container, such as a cache of ``functools``."""
     if owner.cached_function is not None:
         return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
     if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):

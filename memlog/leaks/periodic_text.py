@@ -17,7 +17,9 @@ from memlog.leaks.holder_text import (
     REMEDIES,
     addition,
     also_tensors,
+    cached_at,
     function_elsewhere,
+    remedy_for_owner,
     without_graph,
 )
 from memlog.leaks.holders import Confidence, Holder, HolderKind
@@ -40,7 +42,7 @@ def holder_of_growth(grower: Grower) -> Holder:
     owner = owner_of(grower)
     kind = _kind(grower)
     added = addition(owner)
-    where = None if added is None else assignment_lines.shown(added[0], added[1].line)
+    where = cached_at(owner) if added is None else assignment_lines.shown(added[0], added[1].line)
     each = grower.growth / grower.rises
     return Holder(
         kind,
@@ -49,12 +51,14 @@ def holder_of_growth(grower: Grower) -> Holder:
         grower.bytes_gained / grower.steps,
         _evidence(grower, each),
         _confidence(grower, owner),
-        _remedy(kind, grower, added[1].value if added is not None else ""),
+        _remedy(kind, grower, owner, added[1].value if added is not None else ""),
         grower.bytes_left,
     )
 
 
-def _remedy(kind: HolderKind, grower: Grower, value: str) -> str | None:
+def _remedy(kind: HolderKind, grower: Grower, owner: Owner, value: str) -> str | None:
+    if kind in ("kept_tensors", "growing_container") and (known := remedy_for_owner(owner)):
+        return known
     if kind == "kept_tensors" and grower.are_views:
         return FOR_VIEWS
     if grower.slots and kind in ("kept_tensors", "growing_container"):

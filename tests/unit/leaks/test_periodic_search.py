@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import queue
 import sys
@@ -433,6 +434,26 @@ def test_a_list_of_each_layer_is_counted_together() -> None:
     assert [one.bytes_per_step for one in found] == [pytest.approx(10 * MIB / EVERY, rel=0.1)] * 2
     assert found[0].title.startswith("`layers[…].kept`, 10 containers in ")
     assert "gains 10 tensors every 30 steps" in found[0].title
+
+
+@functools.cache
+def cached(number: int) -> list[torch.Tensor]:
+    return [torch.empty(10 * MIB // 4 + number)]
+
+
+def test_a_cache_of_functools_gets_its_own_remedy_and_line() -> None:
+    memory = Memory()
+
+    def evaluate(step: int) -> None:
+        cached(step)
+        memory.level += 10 * MIB
+
+    evaluate(0)
+    holder = only(named(evaluate, memory))
+    cached.cache_clear()
+    assert holder.title.startswith("`cache of cached()`, ")
+    assert "lru_cache(maxsize=…)" in (holder.remedy or "")
+    assert (holder.where or "").startswith("test_periodic_search.py:")
 
 
 class Meter:
