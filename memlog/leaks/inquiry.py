@@ -440,8 +440,10 @@ def _will_fit(growth: Suspicion, holders: Sequence[Holder]) -> bool:
     """
     left = [one.bytes_left for one in holders if one.kind in _KEPT]
     known = [one for one in left if one is not None]
+    if not known or len(known) < len(holders):
+        return False
     free = _free(growth)
-    return free is not None and 0 < len(known) == len(holders) and sum(known) <= _FITS * free
+    return free is not None and sum(known) <= _FITS * free
 
 
 def _is_of_larger_steps(growth: Suspicion) -> bool:

@@ -301,10 +301,7 @@ class PeriodicSearch:
         for one in walk.grown[:_MAX_CANDIDATES]:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
-                chain = follow(one.path)
-                identity = None if chain is None else _identity(chain.objects[-1])
-                slots = 0 if chain is None else _slots(chain)
-                now = RiseReading(self.rises[-1][0], step, one.now, self._level, identity, slots)
+                now = self._reading(follow(one.path), step, one.now)
                 self._candidates.append(_Candidate(one.path, [first, now], one.is_replaced))
         return self._growers() if self._candidates else None
 
@@ -340,11 +337,13 @@ class PeriodicSearch:
         before = [reading.length for reading in one.readings]
         if length < before[-1]:
             return False
+        one.readings.append(self._reading(chain, step, length))
+        return len(before) < _STILL or length > before[-_STILL]
+
+    def _reading(self, chain: Chain | None, step: int, length: int) -> RiseReading:
         identity = None if chain is None else _identity(chain.objects[-1])
         slots = 0 if chain is None else _slots(chain)
-        rise = self.rises[-1][0]
-        one.readings.append(RiseReading(rise, step, length, self._level, identity, slots))
-        return len(before) < _STILL or length > before[-_STILL]
+        return RiseReading(self.rises[-1][0], step, length, self._level, identity, slots)
 
     def _measured(self) -> list[tuple[_Candidate, Chain]]:
         chains = [(one, follow(one.path)) for one in self._candidates]
