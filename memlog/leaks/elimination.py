@@ -20,6 +20,14 @@ _PART: Final = 0.25
 """If tensors hold more than this fraction of the growth, no cause outside Python is named."""
 _FROM_MALLOC: Final = ("kept_graph", "kept_tensors", "forward_without_backward")
 """Kinds of holders whose objects are allocated between those of each step."""
+_FOR_SMALL: Final = (
+    "Keep only numbers (`.item()`), or remove old elements. "
+    "`.detach()` leaves a small tensor in its place."
+)
+_FOR_SLOTS: Final = (
+    "Keep the elements in one tensor that is made at the start, "
+    "or set `MALLOC_TRIM_THRESHOLD_=131072`."
+)
 EXPLAINED: Final = 0.5
 """A cause is named only if it explains at least this fraction of the growth."""
 
@@ -118,8 +126,7 @@ def between_free_memory(holders: Sequence[Holder]) -> list[Holder]:
             title=f"{found.title} The C library's allocator can't give back the free memory between.",
             evidence=(*found.evidence, "most of the growth is memory that steps free"),
             confidence="medium",
-            remedy="Keep only numbers (`.item()`), or remove old elements. `.detach()` leaves a small tensor "
-            "in its place.",
+            remedy=_FOR_SMALL if found.bytes_left is None else _FOR_SLOTS,
         )
     ]
 

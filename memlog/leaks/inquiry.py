@@ -209,7 +209,9 @@ class GrowthInquiry:
         self._end_search()
         if self._confirmed is not None:
             self._report(self._confirmed)
-        elif self._unexplained is not None and self._periodic.holders:
+        elif self._unexplained is not None and _explain(
+            self._periodic.holders, self._unexplained, _RISES
+        ):
             self._report_rises(self._unexplained, self._unexplained.step)
         elif self._periodic.still_rises:
             growth = self._growth_of_rises(self._periodic.last_step)
@@ -292,9 +294,12 @@ class GrowthInquiry:
         rises = self._periodic.holders if self._periodic.series == _owner(growth.series) else ()
         is_sure = bool(found) and found[0].confidence == "high" and _explain(found, growth)
         is_limited = all(one.bytes_left is not None for one in rises)
-        if self._periodic.rises < _CERTAIN or (is_sure and not is_limited):
+        if is_sure and not is_limited:
             return found
-        return rises if _explain(rises, growth, _RISES) else found
+        if self._periodic.rises >= _CERTAIN and _explain(rises, growth, _RISES):
+            return rises
+        between = () if _explain(found, growth) else self._between(growth)
+        return found if _per_step(found) > _per_step(between) else between
 
     def is_explained_by_rises(self, growth: Suspicion) -> bool:
         """Return True if what grows at rises explains the growth. No other search is needed then."""
@@ -312,10 +317,16 @@ class GrowthInquiry:
         When a window of outputs is full, the memory between them can grow for some more steps.
         """
         series, step, holders = self._limited or ("", 0, ())
-        gained = sum(one.bytes_per_step for one in holders) * (step - growth.since_step)
+        gained = _per_step(holders) * (step - growth.since_step)
         lasted = growth.step - growth.since_step
         is_most = gained >= _EXPLAINED * growth.rate * lasted
         return list(holders) if series == _owner(growth.series) and is_most else []
+
+    def _between(self, growth: Suspicion) -> tuple[Holder, ...]:
+        """Return containers that gained a little of the growth during most of it."""
+        step, holders = self._periodic.between
+        is_recent = 2 * (step - growth.since_step) >= growth.step - growth.since_step
+        return holders if self._periodic.series == _owner(growth.series) and is_recent else ()
 
     def is_held(self, growth: Suspicion) -> bool:
         """Return True if a search has found variables of the program that hold what grows."""
@@ -383,20 +394,20 @@ class GrowthInquiry:
         self._holders, self._complete = (), False
         self._earlier = holders or self._earlier
         named = named or self._filled_meanwhile(growth)
-        if _will_fit(growth, named):
-            self._unexplained = growth
-            suspects = self._suspects_of(growth, named)
-            self._tell(growth.series, growth.step, suspects, will_fit=True)
-            return
         if not named and (traced := cause_in_traces(self._traces, growth)) is not None:
             named = [traced]
         if not named and complete and before is not None:
-            explained = sum(one.bytes_per_step for one in holders)
+            explained = _per_step(holders)
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
             self._unexplained = growth
         if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
             named = between_free_memory(holders) or named
+        if _will_fit(growth, named):
+            self._unexplained = growth
+            suspects = self._suspects_of(growth, named)
+            self._tell(growth.series, growth.step, suspects, will_fit=True)
+            return
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth, compiles=_compiles())
             self._unexplained = growth
@@ -425,7 +436,11 @@ def _owner(series: str) -> str:
 
 
 def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAINED) -> bool:
-    return sum(one.bytes_per_step for one in holders) >= part * growth.rate
+    return _per_step(holders) >= part * growth.rate
+
+
+def _per_step(holders: Sequence[Holder]) -> float:
+    return sum(one.bytes_per_step for one in holders)
 
 
 def _free(growth: Suspicion) -> int | None:
@@ -436,14 +451,16 @@ def _free(growth: Suspicion) -> int | None:
 def _will_fit(growth: Suspicion, holders: Sequence[Holder]) -> bool:
     """Return True if containers with a limit hold what grows, and there is memory for all that they can gain.
 
-    Such as a replay buffer: whether it will be filled is for the program to know.
+    Such as a replay buffer: whether it will be filled is for the program to know. If the elements hold only
+    a part of the growth, what lies between them goes on for as long as they are added.
     """
     left = [one.bytes_left for one in holders if one.kind in _KEPT]
     known = [one for one in left if one is not None]
     if not known or len(known) < len(holders):
         return False
     free = _free(growth)
-    return free is not None and sum(known) <= _FITS * free
+    left_of_growth = sum(known) * max(1.0, growth.rate / _per_step(holders))
+    return free is not None and left_of_growth <= _FITS * free
 
 
 def _is_of_larger_steps(growth: Suspicion) -> bool:

@@ -66,10 +66,14 @@ class PeriodicInquiry:
         self.since = 0
         self.holders: tuple[Holder, ...] = ()
         """Holders that explain the rises of `series`, as after the newest rise."""
+        self.between: tuple[int, tuple[Holder, ...]] = 0, ()
+        """Containers of tensors that hold a little of the growth, and the newest step at which they did."""
         self.rises = self.level = 0
         """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
         self.rate = 0.0
         """Growth in bytes per step."""
+        self._every = 0.0
+        """Usual number of steps from one rise at which `holders` grow to the next; 0 if unknown."""
         self.is_sparse = False
         """True if `holders` grow at rises with many steps between them."""
         self.is_weighed = False
@@ -167,7 +171,7 @@ class PeriodicInquiry:
         search = self._search
         if search is None or not (self.holders and self.is_weighed):
             return False
-        if self.last_step - search.rises[-1][0] >= _OVERDUE * search.every:
+        if self.last_step - search.rises[-1][0] >= _OVERDUE * self._every:
             return False
         if self.is_sparse:
             return self.rises >= LASTING - 1
@@ -184,12 +188,17 @@ class PeriodicInquiry:
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
 
+        if growers and growers[0].is_little:
+            self.between = self.last_step, tuple(map(holder_of_growth, growers))
+            growers = []
         self.holders = tuple(map(holder_of_growth, growers))
         search = self._search
         self.level = level
-        self.is_sparse = (
-            search is not None and bool(growers) and search.is_stairs and search.every >= _SPARSE
-        )
+        is_stairs = search is not None and bool(growers) and not growers[0].is_steady
+        self._every = 0.0 if search is None else search.every
+        if is_stairs and growers[0].every:  # memory can rise for other reasons between
+            self._every = growers[0].every
+        self.is_sparse = is_stairs and self._every >= _SPARSE
         self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0

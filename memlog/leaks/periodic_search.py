@@ -38,6 +38,9 @@ _MAX_STEPS: Final = 1_500
 """Maximum number of steps of a search; twice as many while a container explains the growth."""
 _MAX_WALKS: Final = 8
 """Maximum number of walks in a search: one before the rises, the others after rises without a candidate."""
+_MORE: Final = 1.4
+"""A walk after a rise begins only if the memory has risen in all by this factor since the one before. So
+levels that go up and down, before a leak begins, do not use up the walks."""
 _SETTLING: Final = 2
 """Number of steps after the first walk before the level counts: the walk takes memory, too."""
 _STAIRS: Final = 1.5
@@ -63,11 +66,21 @@ _SHARE: Final = 0.03
 _ENOUGH: Final = 0.4
 """If candidates together hold less than this part of the growth, none is named. Small tensors that are kept
 between others that are freed make the process grow by up to twice their bytes."""
+_LITTLE: Final = 0.01
+"""Containers of tensors that together hold less than `_ENOUGH`, each at least this part, are returned, too:
+the growth can be free memory between their elements. A replay buffer of images of 28 KiB, in steps that
+free tensors of 3.6 MiB, holds 4 % of the growth."""
 _ALL: Final = 1.7
 """If candidates together hold more than this multiple of the growth, several hold the same memory, or the
 measure is wrong. Then none is named."""
 _PART: Final = 0.25
 """A candidate that holds less than this part of the growth is not named."""
+_REGULAR: Final = 0.25
+"""If the usual gain of a container, over the usual time, differs by more than this part from its mean, it
+does not grow in stairs."""
+_FREQUENT, _REGULAR_GAPS = 0.75, 0.75
+"""A container that gains at least `_FREQUENT` elements per step grows in stairs only if this part of the
+times between the rises are alike."""
 _ALIKE: Final = 0.1
 """Elements of one container that gain at least this part of what the first gains are counted together."""
 _OUTSIDE: Final = _ENOUGH
@@ -105,9 +118,10 @@ class Grower(NamedTuple):
     Attributes:
         chain: Objects from the variable to the container.
         gained: Elements that it gained over ``rises`` rises; bytes for a tensor or an array.
-        rises: Number of rises over which it was measured.
+        rises: Number of rises over which it was measured, at which it grew.
         steps: Number of steps over which it was measured.
-        every: Usual number of steps from rise to rise; 0 if there was only one.
+        each: Elements that it usually gains at a rise.
+        every: Usual number of steps from one of these rises to the next; 0 if there was only one.
         bytes_gained: Bytes that the gained elements hold.
         growth: Bytes by which the memory rose meanwhile.
         graph: Part of ``bytes_gained`` that only autograd graphs keep.
@@ -119,7 +133,7 @@ class Grower(NamedTuple):
         group: Equal for containers that can be counted together: elements of one container, such as a list
             for each key, and an attribute of several objects of a class, such as of each layer.
         is_replaced: True if it was replaced by a longer one.
-        is_steady: True if memory grows steadily, not in stairs.
+        is_steady: True if memory or the container grows steadily, not in stairs.
         containers: Number of containers that are counted together.
         are_views: True if the elements' tensors are small parts of larger ones, which they keep.
         slots: Number of elements that it can have; 0 if it has no limit, or an unknown one.
@@ -130,6 +144,7 @@ class Grower(NamedTuple):
     gained: int
     rises: int
     steps: int
+    each: float
     every: float
     bytes_gained: float
     growth: float
@@ -155,6 +170,11 @@ class Grower(NamedTuple):
     @property
     def explained(self) -> float:
         return self.bytes_gained / self.growth
+
+    @property
+    def is_little(self) -> bool:
+        """True if it holds too little of the growth to be its cause by itself."""
+        return self.explained < _ENOUGH
 
 
 class _Candidate(NamedTuple):
@@ -196,6 +216,8 @@ class PeriodicSearch:
         self._lines = CallingLines()
         self._walk: ProgramWalk | None = ProgramWalk(self._lines)
         self._walks = 1
+        self._walks_at = 0.0
+        """Level from which on the next walk may begin."""
         self._settles_at: int | None = None
         self._base = RiseReading(0, 0, 0, 0)
         self._level = 0
@@ -213,7 +235,8 @@ class PeriodicSearch:
     def step_ended(self, step: int, level: int) -> list[Grower] | None:
         """Continue the search. Return the containers that explain the growth, the largest part first.
 
-        The result is ``None`` if nothing has changed, and empty if no container explains the growth. It
+        The result is ``None`` if nothing has changed, and empty if no container explains the growth. If
+        containers of tensors hold only a little of it (`Grower.is_little`), they are returned. The result
         refers to objects of the program: do not keep it.
         """
         if self.has_ended:
@@ -240,6 +263,7 @@ class PeriodicSearch:
     def restart(self) -> None:
         """Begin again: other work has taken memory meanwhile, so that the levels so far do not count."""
         self._walk, self._before, self._candidates = ProgramWalk(self._lines), None, []
+        self._walks, self._walks_at = 1, 0.0
         self._newest.clear()
         self.rises.clear()
         self._gradual.clear()
@@ -258,10 +282,12 @@ class PeriodicSearch:
         found = _with_unseen(found)
         named = [one for one in found if one.explained >= _PART and _is_kept(one)]
         explained = sum(one.explained for one in named)
-        if not _ENOUGH <= explained <= _ALL:
+        if explained < _ENOUGH:
+            little = [one for one in found if one.tensors and one.explained >= _LITTLE]
+            named = [one for one in little if _is_kept(one)]
+        if explained > _ALL:
             return []
-        self._has_growers = True
-        named = [one._replace(is_steady=is_steady) for one in named]
+        self._has_growers = explained >= _ENOUGH
         return sorted(named, key=lambda one: -one.explained)
 
     def _go_on(self, step: int, level: int) -> list[Grower] | None:
@@ -326,9 +352,11 @@ class PeriodicSearch:
         # A holder that was named several times is weighed less and less often.
         self._weigh_at = self._taken + max(1, self._taken // 3)
         found = self._growers()
-        if not found and self._walks < _MAX_WALKS and self._may_work():
+        is_time = self._walks < _MAX_WALKS and self._level >= self._walks_at
+        if not self._has_growers and is_time and self._may_work():
             self._walk = ProgramWalk(self._lines, self._before)
             self._walks += 1
+            self._walks_at = self._base.level + _MORE * (self._level - self._base.level)
         return found
 
     def _still_grows(self, one: _Candidate, step: int) -> bool:
@@ -442,9 +470,9 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
     gained, growth = last.length - first.length, last.level - first.level
     if gained <= 0 or growth <= 0:
         return None
-    rises = len(readings) - (1 if first is readings[0] else 2)
     lengths = [reading.length for reading in readings]
     grew = [after > before for before, after in pairwise(lengths)]
+    rises = sum(grew if first is readings[0] else grew[1:])
     risen = [after.level - before.level for before, after in pairwise(readings)]
     meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
     # Once it may be late, if another thread adds the elements.
@@ -462,15 +490,22 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         are_views = weight.shown < VIEWS * weight.storages
         is_partial = weight.is_partial
     slots = _most_elements(candidate, container)
+    # What it gained until the first rise may have begun earlier.
+    grown = [after for after, did in zip(readings[1:], grew, strict=True) if did]
+    gaps = [after.rise - before.rise for before, after in pairwise(grown)]
+    gains = [after.length - before.length for before, after in pairwise(grown)]
+    each, every = (median(gains), median(gaps)) if gaps else (gained, 0)
+    is_steady = not in_stairs or (bool(gaps) and not _is_regular(gaps, gains))
     return Grower(
         chain=chain,
         gained=gained,
         rises=rises,
         # The walk after a rise can take many steps. In stairs, nothing grows meanwhile.
         steps=last.step - first.step
-        if first is readings[0] or not in_stairs
+        if first is readings[0] or is_steady
         else last.rise - first.rise,
-        every=median([b.rise - a.rise for a, b in pairwise(readings[1:])] or [0]),
+        each=each,
+        every=every,
         bytes_gained=own + graph,
         growth=growth,
         graph=graph,
@@ -482,9 +517,19 @@ def _weighed(measured: tuple[_Candidate, Chain], *, in_stairs: bool) -> Grower |
         are_views=are_views,
         is_partial=is_partial,
         group=_group(candidate.path, chain),
+        is_steady=is_steady,
         slots=slots,
         bytes_left=(slots - last.length) * (own + graph) / gained if slots else None,
     )
+
+
+def _is_regular(gaps: list[int], gains: list[int]) -> bool:
+    """Return False if a container grows steadily. Its growth is only noticed when memory rises."""
+    usual, mean = median(gains) / median(gaps), sum(gains) / sum(gaps)
+    if abs(usual - mean) > _REGULAR * mean:
+        return False
+    alike = sum(abs(one - median(gaps)) <= 1 for one in gaps)
+    return mean < _FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
 
 
 def _group(path: Path, chain: Chain) -> object:
@@ -575,6 +620,8 @@ def _sum(one: Grower, other: Grower) -> Grower:
         slots=one.slots + other.slots if len(left) > 1 else 0,
         bytes_left=sum(left) if len(left) > 1 else None,
         gained=one.gained + other.gained,
+        each=one.each + other.each,
+        is_steady=one.is_steady or other.is_steady,
         bytes_gained=one.bytes_gained + other.bytes_gained,
         graph=one.graph + other.graph,
         growth=max(one.growth, other.growth),

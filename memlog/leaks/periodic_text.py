@@ -92,7 +92,8 @@ def _title(owner: Owner, grower: Grower, where: str | None, function: str) -> st
     name = f"`{owner.expression}`" if owner.expression else "A container"
     every = _every(grower)
     is_steady = grower.is_steady
-    size = format_bytes(grower.bytes_gained / (grower.steps if is_steady else grower.rises))
+    part = 1 / grower.steps if is_steady else grower.each / grower.gained
+    size = format_bytes(grower.bytes_gained * part)
     size += " per step" if is_steady else " each time"
     if grower.is_buffer:
         return f"{name}{place}{at} is replaced by larger ones: {size}."
@@ -125,7 +126,7 @@ def _limit(grower: Grower) -> str:
 def _gain(grower: Grower) -> str:
     count = grower.gained
     if not grower.is_steady:
-        count = round(count / grower.rises) or count
+        count = round(grower.each)
     elif _is_frequent(grower):
         count = round(count / grower.steps)
     noun = _NOUNS.get(_kind(grower), "tensor" if _is_tensor(grower) else "element")

@@ -46,3 +46,13 @@ def test_small_tensors_that_are_kept_are_named_for_free_memory_of_the_allocator(
     assert found.remedy is not None
     assert found.remedy.startswith("Keep only numbers (`.item()`)")
     assert between_free_memory([holder("growing_container")]) == []
+
+
+def test_the_remedy_for_a_container_with_a_limit_lets_it_fill():
+    holder = Holder(
+        "kept_tensors", "`slots`, a list, gains.", None, 700.0, (), "high", None, bytes_left=7e4
+    )
+    [found] = between_free_memory([holder])
+    assert found.bytes_left == holder.bytes_left
+    assert found.remedy is not None
+    assert found.remedy.startswith("Keep the elements in one tensor")

@@ -497,6 +497,70 @@ def test_a_list_of_tensors_is_told_from_a_list_of_losses_beside_it() -> None:
     assert "gains 10 tensors every 30 steps" in holder.title
 
 
+def test_memory_that_rises_for_other_reasons_too_does_not_change_what_is_told() -> None:
+    kept: list[Any] = []
+    memory, search = Memory(), PeriodicSearch(2 * MIB)
+    found: list[Holder] = []
+    for step in range(200):
+        if step % EVERY == EVERY - 1:
+            kept.append(memory.take())
+        # The allocator takes 3 MiB more, and gives them back, between the rises.
+        extra = 3 * MIB if step % EVERY in range(10, 15) else 0
+        growers = search.step_ended(step, memory.level + extra)
+        found = [holder_of_growth(one) for one in growers] if growers else found
+        del growers
+    [holder] = found
+    assert "gains one element every 30 steps" in holder.title
+    assert "That keeps 10.0 MiB each time" in holder.title
+
+
+def test_what_is_kept_at_each_step_is_told_per_step_although_memory_rises_in_stairs() -> None:
+    kept: list[Any] = []
+    search, level, found = PeriodicSearch(2 * MIB), 500 * MIB, []
+    # The allocator takes 8 MiB at a time, at irregular steps.
+    for step in range(120):
+        if step >= 10:
+            kept.append(tensor())
+        if step in (14, 23, 30, 41, 47, 54, 65, 70, 79, 87, 94, 103, 112):
+            level += 8 * MIB
+        growers = search.step_ended(step, level)
+        found = [holder_of_growth(one) for one in growers] if growers else found
+        del growers
+    [holder] = found
+    assert "gains one tensor per step" in holder.title
+    assert "That keeps 1.0 MiB per step" in holder.title
+
+
+def test_a_container_that_holds_a_little_of_the_growth_is_returned_as_such() -> None:
+    memory, kept = Memory(), []
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(60):
+        kept.append(torch.empty(MIB // 40))  # 0.1 MiB of 2 MiB
+        memory.level += 2 * MIB
+        growers = search.step_ended(step, memory.level)
+        found = [(one.is_little, holder_of_growth(one).title) for one in growers or []] or found
+        del growers
+    assert kept
+    [(is_little, title)] = found
+    assert is_little
+    assert "`kept`, a list" in title
+    assert "gains one tensor per step" in title
+
+
+def test_levels_that_go_up_and_down_do_not_use_up_the_walks() -> None:
+    memory, kept = Memory(), []
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(600):
+        if step >= 400:
+            kept.append(memory.take(1))
+        noise = 8 * MIB if step % 20 >= 10 else 0
+        growers = search.step_ended(step, memory.level + noise)
+        found = [holder_of_growth(one).title for one in growers or []] or found
+        del growers
+    [title] = found
+    assert "`kept`, a list" in title
+
+
 def test_levels_that_do_not_rise_name_nothing() -> None:
     history: list[Any] = []
     assert named(lambda _: history.extend([tensor()]), Memory()) == []
