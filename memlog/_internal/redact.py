@@ -176,10 +176,10 @@ def _is_value(option: str, argument: str) -> bool:
         return False
     if option.startswith("-"):
         return is_secret_option(option, argument)
-    # A pair without dashes, such as `OPENAI_KEY …`. An ordinary word may be a command.
-    return re.fullmatch(r"[\w.-]{1,99}", option) is not None and (
-        is_secret_option(option, argument) and is_opaque(argument)
-    )
+    # A pair without dashes, such as `OPENAI_KEY …`. After `token` or the setting `MODEL.TOKEN`, a word is one.
+    if re.fullmatch(r"[\w.-]{1,99}", option) is None or not is_secret_option(option, argument):
+        return False
+    return is_opaque(argument) or (option.isupper() and "." not in option)
 
 
 def _shown_argument(argument: str) -> str:

@@ -7,7 +7,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns, process_time, time_ns
 from typing import Any, Protocol
 
 from memlog._internal import fork
@@ -23,7 +23,7 @@ from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.settings import Settings
 
-_PROGRAMS_WORK = 1.0
+_WORK = 1.0
 """Processor seconds. Programs that took less have not trained: to import torch alone takes longer."""
 HEALTH_INTERVAL_NS = 10_000_000_000
 """Nanoseconds between health events."""
@@ -48,14 +48,21 @@ class Inputs(Protocol):
 
 
 def _has_not_trained() -> bool:
-    """Return True for a call for help, or if torch is imported and this thread never built an autograd graph.
+    """Return True for a call for help, without an autograd graph, or without torch if little was computed.
 
     The program ended early, for example because a file was missing, or it was meant to train nothing.
     """
     if not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:]):
         return True
+    if "torch" not in sys.modules:
+        return process_time() < _WORK
+    return not _has_built_graphs()
+
+
+def _has_built_graphs() -> bool:
+    """Return True if this thread has built autograd graphs."""
     next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
-    return next_number is not None and next_number() == 0
+    return next_number is not None and next_number() > 0
 
 
 class BatchRecorder:
@@ -212,7 +219,9 @@ class BatchRecorder:
         """Print a warning if ``run`` has no step, epoch or evaluation, and may have trained all the same."""
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
-            if children := child_processes() or _other_programs():
+            children = child_processes() or _other_programs()
+            # If this process has computed gradients, they are probably a DataLoader's workers.
+            if children and not _has_built_graphs():
                 if list_runs(run.path.parent)[-1].id != run.id:
                     return  # a child process has begun a run of its own
                 message = (
@@ -312,9 +321,9 @@ def child_processes() -> str:
 
 
 def _other_programs() -> str:
-    """Return that this process has started programs, if those that ended took `_PROGRAMS_WORK` seconds."""
+    """Return that this process has started programs, if those that ended took `_WORK` seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return "other programs" if used.ru_utime + used.ru_stime >= _PROGRAMS_WORK else ""
+    return "other programs" if used.ru_utime + used.ru_stime >= _WORK else ""
 
 
 def _device_type(optimizer: Any) -> str:

@@ -43,12 +43,7 @@ class Guard:
                 is a file that the tracker's client would create or change.
         """
         if is_other_file(address, self._scope, self._trusted):
-            shown = bare_address(str(address))
-            raise UntrustedAddressError(
-                f"{self._backend.name}: the run names {shown} as its tracker, but your environment does not. "
-                f"Nothing was written, because another person may have made the run's folder: if you trust "
-                f"it, pass --trust-address {shlex.quote(shown)}"
-            )
+            raise self._refused(str(address))
         credentials = withheld(address, self._scope, self._trusted)
         if not credentials:
             return
@@ -63,10 +58,31 @@ class Guard:
 
     def open_sink(self, target: Target) -> Sink:
         """Check each address that ``target`` contains, and return the backend's sink for ``target``."""
-        runs = (target.joined, target.opened, target.beside)
-        for address in (target.connection.uri, *(run.uri for run in runs if run is not None)):
+        runs = [run for run in (target.joined, target.opened, target.beside) if run is not None]
+        for address in (target.connection.uri, *(run.uri for run in runs)):
             self.require(address)
+        for run in runs:
+            if Path(run.run_id).is_absolute():
+                self._require_folder(run.run_id)
         return self._backend.open_sink(target)
+
+    def _require_folder(self, folder: str) -> None:
+        """Check that memlog may write an event file to ``folder``, which is a run of TensorBoard's.
+
+        It may below the working directory, the environment's folder and those that the user names.
+        """
+        named = filter(None, (self._scope.address, *self._trusted))
+        allowed = (Path.cwd(), *map(Path, named))
+        if not any(Path(folder).resolve().is_relative_to(one.resolve()) for one in allowed):
+            raise self._refused(folder)
+
+    def _refused(self, path: str) -> UntrustedAddressError:
+        shown = bare_address(path)
+        return UntrustedAddressError(
+            f"{self._backend.name}: the run names {shown} as its tracker, but your environment does not. "
+            f"Nothing was written, because another person may have made the run's folder: if you trust "
+            f"it, pass --trust-address {shlex.quote(shown)}"
+        )
 
 
 def connection_of(backend: Backend) -> Connection:

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.integration
 
 WHY = "memlog: nothing was recorded, because memlog noticed no optimizer step: call "
 INIT = "import memlog\nsession = memlog.init('local', config={'quiet': True})\n"
+WORK = "\nimport time\nwhile time.process_time() < 1.2: pass\n"
+"""A program that computes for less than a second has trained nothing."""
 REMEDIES = ("session.step() after each step", "monitors", "memlog_keras", "memlog.watch_loss")
 
 
@@ -43,13 +45,33 @@ def shown(tmp_path: Path) -> str:
 
 
 def test_a_script_without_torch_and_steps_gets_a_hint(tmp_path: Path) -> None:
-    (line,) = ran(tmp_path, INIT)
+    (line,) = ran(tmp_path, INIT + WORK)
     assert line.startswith(WHY)
     assert all(remedy in line for remedy in REMEDIES)
     page = shown(tmp_path)
     assert "recorded nothing: memlog noticed no optimizer step in this process" in page
     assert "If its child processes train" in page
     assert all(remedy in page for remedy in REMEDIES)
+
+
+@pytest.mark.parametrize("end", ["raise SystemExit(0)", "raise SystemExit('no such file')", ""])
+def test_a_program_that_ends_early_gets_no_hint(tmp_path: Path, end: str) -> None:
+    assert ran(tmp_path, INIT + end) == []
+
+
+def test_a_loop_with_a_data_loaders_workers_is_not_told_of_children(tmp_path: Path) -> None:
+    loop = """
+import torch
+
+weight = torch.nn.Parameter(torch.zeros(3))
+data = torch.utils.data.TensorDataset(torch.ones(8, 3))
+for (x,) in torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork"):
+    (x @ weight).sum().backward()
+    weight.data -= 0.1 * weight.grad
+"""
+    (line,) = ran(tmp_path, INIT + loop)
+    assert line.startswith(WHY)
+    assert "child" not in line
 
 
 def test_a_process_with_child_processes_is_told_that_they_are_not_recorded(tmp_path: Path) -> None:
@@ -96,7 +118,7 @@ child.join()
 def test_a_run_without_a_step_opens_no_run_in_a_tracker(tmp_path: Path) -> None:
     """A parameter and a health event alone are no content; a file of the user's is."""
     folder = f"\nimport os\nos.environ['TENSORBOARD_LOGGING_DIR'] = {str(tmp_path / 'tb')!r}\n"
-    script = folder + INIT.replace("'local'", "'tensorboard'")
+    script = folder + INIT.replace("'local'", "'tensorboard'") + WORK
     lines = ran(tmp_path, script)
     slow = "memlog: delivering the last points"  # on a machine that is busy
     assert [line[:32] for line in lines if not line.startswith(slow)] == [WHY[:32]]
@@ -136,7 +158,7 @@ def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> 
     (line,) = ran(tmp_path, "print('done')\n", *LAUNCHER)
     assert line.startswith(f"{WHY}session = memlog.init() in the script and session.step() after")
     assert all(remedy in line for remedy in REMEDIES)
-    (line,) = ran(tmp_path, INIT, *LAUNCHER)
+    (line,) = ran(tmp_path, INIT + WORK, *LAUNCHER)
     assert line.startswith(WHY)
 
 

@@ -33,6 +33,22 @@ def test_compounds_without_a_separator_are_secrets(option: str) -> None:
     assert shell_line([option, "blue", "--sacred", "cow"]) == f"{option} *** --sacred cow"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("TOKEN", "sesame"), "TOKEN ***"),
+        (("DB_PASSWORD", "sesame"), "DB_PASSWORD ***"),
+        (("-u", "user:sesame"), "-u user:***"),
+        (("token", "count"), "token count"),
+        (("MODEL.TOKEN", "first"), "MODEL.TOKEN first"),
+        (("MAX_TOKENS", "512"), "MAX_TOKENS 512"),
+        (("PAD_TOKEN", "<pad>"), "PAD_TOKEN '<pad>'"),
+    ],
+)
+def test_a_word_is_a_secret_behind_a_name_of_one(arguments: tuple[str, ...], shown: str) -> None:
+    assert shell_line(arguments) == shown
+
+
 def test_each_value_of_an_option_in_the_plural_is_removed() -> None:
     line = shell_line(["--keys", "S3cr3tValue", "S3cr3tValue2", "--lr", "1"])
     assert line == "--keys *** *** --lr 1"

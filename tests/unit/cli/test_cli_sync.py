@@ -330,6 +330,30 @@ def test_nothing_is_written_to_a_file_that_only_the_run_names(
     assert backend.tracker.opened
 
 
+def test_nothing_is_written_to_a_tensorboard_folder_that_only_the_run_names(
+    run: RunDirectory, backend: ListBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    folder = str(tmp_path / "photos")
+    UploadState(backend="list", own_run=Binding(folder)).save(run)
+    line = complaint(code=1)
+    assert line.startswith(f"list: the run names {folder} as its tracker, but your environment ")
+    assert line.endswith(f"--trust-address {folder}")
+    assert backend.tracker.opened == []
+    sync_output("--trust-address", folder)
+    assert backend.tracker.opened
+
+
+def test_a_tensorboard_folder_below_the_working_directory_needs_no_option(
+    run: RunDirectory, backend: ListBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    UploadState(backend="list", own_run=Binding(str(tmp_path / "logs" / "1"))).save(run)
+    sync_output()
+    assert backend.tracker.opened
+
+
 @pytest.mark.parametrize("how", ["address", "own run", "binding"])
 def test_an_address_of_the_runs_alone_gets_no_credentials(
     run: RunDirectory, backend: ListBackend, how: str
