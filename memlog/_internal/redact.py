@@ -176,7 +176,7 @@ def _is_value(option: str, argument: str) -> bool:
         return False
     if option.startswith("-"):
         return is_secret_option(option, argument)
-    # A pair without dashes, such as `OPENAI_KEY …`. After `token` or the setting `MODEL.TOKEN`, a word is one.
+    # A pair without dashes, such as `OPENAI_KEY …`. A word behind `token` or `MODEL.TOKEN` can be a command.
     if re.fullmatch(r"[\w.-]{1,99}", option) is None or not is_secret_option(option, argument):
         return False
     return is_opaque(argument) or (option.isupper() and "." not in option)
