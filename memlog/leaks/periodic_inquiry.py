@@ -17,7 +17,8 @@ from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch
 from memlog.leaks.holders import Holder
 
 if TYPE_CHECKING:
-    from memlog.leaks.periodic_search import Grower, PeriodicSearch
+    from memlog.leaks.growers import Grower
+    from memlog.leaks.periodic_search import PeriodicSearch
 
 _HOST_LEAST: Final = 2 * 1024**2
 _DEVICE_LEAST: Final = 512 * 1024

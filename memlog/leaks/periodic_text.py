@@ -9,6 +9,7 @@ import torch
 from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
+from memlog.leaks.growers import Grower, newest_of, owner_of
 from memlog.leaks.holder_text import (
     ALSO,
     FOR_LIMIT,
@@ -25,7 +26,6 @@ from memlog.leaks.holder_text import (
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.live_tensors import is_scalar
 from memlog.leaks.owner_text import Owner
-from memlog.leaks.periodic_search import Grower, newest_of, owner_of
 
 _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""

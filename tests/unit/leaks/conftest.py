@@ -8,6 +8,7 @@ from types import FrameType
 import pytest
 
 from memlog.leaks import (
+    growers,
     holder_search,
     inquiry,
     periodic_search,
@@ -33,7 +34,7 @@ def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         (holder_search, "_MOST_AT_ONCE"),
         (inquiry, "_LEAST_SECONDS"),
         (periodic_search, "_SECONDS"),
-        (periodic_search, "_WEIGHING"),
+        (growers, "_WEIGHING"),
     ):
         monkeypatch.setattr(module, limit, math.inf)
     monkeypatch.setattr(variable_paths, "running_frames", own)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from memlog.leaks import periodic_search
+from memlog.leaks import growers, periodic_search
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_search import PeriodicSearch
@@ -192,13 +192,12 @@ def test_a_list_with_two_names_is_measured_once(monkeypatch: pytest.MonkeyPatch)
     """Of two lists with the same elements, none is named. ``multiprocessing`` gives a module two names."""
     monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules[__name__])
     monkeypatch.setattr(sys.modules[__name__], "GLOBAL", [Memory().take(1)])
-    search = PeriodicSearch(2 * MIB)
-    reading = periodic_search.RiseReading(0, 0, 0, 0)
-    search._candidates = [
-        periodic_search._Candidate(Path(Start("GLOBAL", module), ()), [reading], False)
+    reading = growers.RiseReading(0, 0, 0, 0)
+    candidates = [
+        growers.Candidate(Path(Start("GLOBAL", module), ()), [reading], False)
         for module in (__name__, "__mp_main__")
     ]
-    assert [one.path.start.place for one, _ in search._measured()] == [__name__]
+    assert [one.path.start.place for one, _ in growers._measured(candidates)] == [__name__]
 
 
 def test_a_tensor_that_is_replaced_by_a_longer_one_is_named() -> None:
@@ -545,6 +544,20 @@ def test_a_container_that_holds_a_little_of_the_growth_is_returned_as_such() -> 
     assert is_little
     assert "`kept`, a list" in title
     assert "gains one tensor per step" in title
+
+
+def test_two_containers_that_together_hold_enough_are_its_cause() -> None:
+    memory, some, others = Memory(), [], []
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(60):
+        some.append(tensor())
+        others.append(tensor())
+        memory.level += 3 * MIB
+        growers = search.step_ended(step, memory.level)
+        found = [(one.is_little, one.gained) for one in growers or []] or found
+        del growers
+    assert len(some) == len(others)
+    assert [is_little for is_little, _ in found] == [False, False]
 
 
 def test_levels_that_go_up_and_down_do_not_use_up_the_walks() -> None:

@@ -1,0 +1,469 @@
+"""Containers that grow with the memory: readings of their lengths, and what their newest elements weigh."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from torch.utils.data import Dataset
+
+from memlog._internal.inert_access import container_base, container_length, instance_dict, is_kind
+from memlog.leaks import assignment_lines
+from memlog.leaks.containers import filled, newest_elements, oldest_element
+from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.live_tensors import VIEWS
+from memlog.leaks.owner_chain import Chain
+from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.program_files import program_files
+from memlog.leaks.program_walk import buffer_bytes, is_buffer
+from memlog.leaks.variable_paths import Path, follow
+
+_OFTEN: Final = 0.75
+"""If less than this part of the memory came at rises at which a container grew, it is not named."""
+_SAMPLE: Final = 6
+"""Maximum number of a container's newest elements that are weighed."""
+_SAMPLED: Final = 5_000
+"""Objects and graph nodes. If the elements have more, fewer elements are weighed."""
+_SHARED: Final = 4_000
+"""Instead of `_SAMPLE`, if the tensors of the elements are parts of larger ones, which they may share."""
+_WEIGHING: Final = 0.1
+"""Processor seconds for weighing the elements of all candidates. If it takes longer, none is named."""
+_ENOUGH: Final = 0.4
+"""If candidates together hold less than this part of the growth, none is named. Small tensors that are kept
+between others that are freed make the process grow by up to twice their bytes."""
+_LITTLE: Final = 0.01
+"""Containers of tensors that together hold less than `_ENOUGH`, each at least this part, are returned, too:
+the growth can be free memory between their elements. A replay buffer of images of 28 KiB, in steps that
+free tensors of 3.6 MiB, holds 4 % of the growth."""
+_ALL: Final = 1.7
+"""If candidates together hold more than this multiple of the growth, several hold the same memory, or the
+measure is wrong. Then none is named."""
+_PART: Final = 0.25
+"""A candidate that holds less than this part of the growth is not named."""
+_REGULAR: Final = 0.25
+"""If the usual gain of a container, over the usual time, differs by more than this part from its mean, it
+does not grow in stairs."""
+_FREQUENT, _REGULAR_GAPS = 0.75, 0.75
+"""A container that gains at least `_FREQUENT` elements per step grows in stairs only if this part of the
+times between the rises are alike."""
+_ALIKE: Final = 0.1
+"""Elements of one container that gain at least this part of what the first gains are counted together."""
+_OUTSIDE: Final = _ENOUGH
+"""If memlog sees more than this part of the growth, nothing is named for the rest."""
+
+
+class Identity(NamedTuple):
+    """Identities of a container and of its oldest element, and a weak reference to that element."""
+
+    container: int
+    oldest: int | None
+    """``None`` if there is no element, or the first slot is empty."""
+    reference: weakref.ref[Any] | None
+
+
+class RiseReading(NamedTuple):
+    """Length of a candidate, and level of the memory, after a rise. Buffers have bytes for a length.
+
+    ``rise`` is the first step of the rise, ``step`` that of the reading. ``slots`` is the length with empty
+    slots, a ``deque``'s ``maxlen``, or the number of samples of which a data set may keep each; 0 if unknown.
+    """
+
+    rise: int
+    step: int
+    length: int
+    level: int
+    identity: Identity | None = None
+    """``None`` if unknown."""
+    slots: int = 0
+
+
+class Grower(NamedTuple):
+    """A container that grows with the memory.
+
+    Attributes:
+        chain: Objects from the variable to the container.
+        gained: Elements that it gained over ``rises`` rises; bytes for a tensor or an array.
+        rises: Number of rises over which it was measured, at which it grew.
+        steps: Number of steps over which it was measured.
+        each: Elements that it usually gains at a rise.
+        every: Usual number of steps from one of these rises to the next; 0 if there was only one.
+        bytes_gained: Bytes that the gained elements hold.
+        growth: Bytes by which the memory rose meanwhile.
+        graph: Part of ``bytes_gained`` that only autograd graphs keep.
+        tensors: Number of tensors in an element.
+        foreign: Class of the objects whose memory Python does not see, if these explain the growth; or empty.
+        is_partial: True if an element has too many objects to be weighed, and these explain the growth.
+        readings: Number of rises at which it was longer than before.
+        is_buffer: True for a tensor or an array that is replaced by a larger one.
+        group: Equal for containers that can be counted together: elements of one container, such as a list
+            for each key, and an attribute of several objects of a class, such as of each layer.
+        is_replaced: True if it was replaced by a longer one.
+        is_steady: True if memory or the container grows steadily, not in stairs.
+        containers: Number of containers that are counted together.
+        are_views: True if the elements' tensors are small parts of larger ones, which they keep.
+        slots: Number of elements that it can have; 0 if it has no limit, or an unknown one.
+        bytes_left: Bytes that it can still gain; ``None`` if it has no limit, or an unknown one.
+        is_little: True if the containers found hold too little of the growth to be its cause by themselves.
+    """
+
+    chain: Chain
+    gained: int
+    rises: int
+    steps: int
+    each: float
+    every: float
+    bytes_gained: float
+    growth: float
+    graph: float
+    tensors: float
+    foreign: str
+    readings: int
+    is_buffer: bool
+    is_replaced: bool
+    group: object
+    is_steady: bool = False
+    containers: int = 1
+    are_views: bool = False
+    is_partial: bool = False
+    slots: int = 0
+    bytes_left: float | None = None
+    is_little: bool = False
+
+    @property
+    def is_by_elimination(self) -> bool:
+        """True if memlog does not see the bytes, and no other container can hold them."""
+        return bool(self.foreign) or self.is_partial
+
+    @property
+    def explained(self) -> float:
+        return self.bytes_gained / self.growth
+
+
+class Candidate(NamedTuple):
+    """A container that may grow with the memory, and its readings, one after each rise."""
+
+    path: Path
+    readings: list[RiseReading]
+    is_replaced_first: bool
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if it has not been the same object all the time."""
+        known = [one.identity for one in self.readings if one.identity is not None]
+        if (
+            len({one.container for one in known}) > 1
+            or len({one.oldest for one in known} - {None}) > 1
+        ):
+            return True
+        # A new container and a new element can have the identities of those that were freed.
+        is_freed = any(one.reference is not None and one.reference() is None for one in known)
+        return self.is_replaced_first or is_freed
+
+
+def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grower]:
+    """Return the candidates that explain the growth, the largest part first. Empty: none do.
+
+    If containers of tensors hold a little of it, these are returned (`Grower.is_little`). If ``in_stairs`` is
+    true, memory rises at once, and stays as it is between the rises.
+    """
+    late = time.thread_time() + _WEIGHING
+    weighed = []
+    for each in _measured(candidates):
+        if time.thread_time() > late:
+            return []
+        one = _weighed(each, in_stairs=in_stairs)
+        weighed += [] if one is None else [one]
+    found = _with_unseen(_joined(weighed))
+    named = [one for one in found if one.explained >= _PART and _is_kept(one)]
+    explained = sum(one.explained for one in named)
+    if explained > _ALL:
+        return []
+    if explained < _ENOUGH:
+        little = [one for one in found if one.tensors and one.explained >= _LITTLE]
+        named = [one._replace(is_little=True) for one in little if _is_kept(one)]
+    return sorted(named, key=lambda one: -one.explained)
+
+
+def reading_of(chain: Chain | None, rise: int, step: int, length: int, level: int) -> RiseReading:
+    """Return a reading of the container at the end of ``chain``."""
+    identity = None if chain is None else _identity(chain.objects[-1])
+    slots = 0 if chain is None else _slots(chain)
+    return RiseReading(rise, step, length, level, identity, slots)
+
+
+def newest_of(container: Any) -> Any:
+    """Return the newest element of a container; ``None`` if it has none, or one without an identity."""
+    base = container_base(container)
+    found = (
+        [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
+    )
+    value = found[0] if found else None
+    if base is dict and value is not None:
+        value = value[1]
+    return None if type(value) in (int, float, str, bool, bytes) else value
+
+
+def length_of(one: Any) -> int:
+    """Return a container's number of elements, or a buffer's bytes; -1 for any other object."""
+    if is_buffer(type(one)):
+        return buffer_bytes(one)
+    base = container_base(one)
+    return -1 if base is None else filled(one, base)
+
+
+def owner_of(grower: Grower) -> Owner:
+    """Return the description of what grows."""
+    container, chain = grower.chain.objects[-1], grower.chain
+    if not grower.is_buffer:  # for `describe`, the last object is an element of the container
+        chain = chain._replace(objects=(*chain.objects, None))
+    return describe(chain, frozenset((id(container),)))
+
+
+def _measured(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Chain]]:
+    chains = [(one, follow(one.path)) for one in candidates]
+    # One container can have several names: `multiprocessing` calls `__main__` also `__mp_main__`.
+    containers = {
+        id(chain.objects[-1]): (one, chain) for one, chain in reversed(chains) if chain is not None
+    }
+    found = list(containers.values())[::-1]
+    newest = [newest_of(chain.objects[-1]) for _, chain in found]
+    # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
+    return [
+        each
+        for each, own in zip(found, newest, strict=True)
+        if own is None or sum(other is own for other in newest) == 1
+    ]
+
+
+def _identity(container: Any) -> Identity:
+    base = container_base(container)
+    oldest = [] if base is None or is_buffer(type(container)) else oldest_element(container, base)
+    one = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
+    if one is None:
+        return Identity(id(container), None, None)
+    try:
+        return Identity(id(container), id(one), weakref.ref(one))
+    except TypeError:  # no references to it, such as to a string
+        return Identity(id(container), id(one), None)
+
+
+def _slots(chain: Chain) -> int:
+    one = chain.objects[-1]
+    base = container_base(one)
+    if base is None or is_buffer(type(one)):
+        return 0
+    most = deque.maxlen.__get__(one) if base is deque else None
+    length = container_length(one, base)
+    if base is dict:
+        most = _samples(chain) or None
+    return length if most is None else max(int(most), length)
+
+
+def _samples(chain: Chain) -> int:
+    """Return the length of the data set that has a dictionary of samples by their index; otherwise 0."""
+    # The dictionary of its attributes can lie between.
+    owner = next((one for one in chain.objects[-3:-1] if is_kind(one, Dataset)), None)
+    newest = newest_elements(chain.objects[-1], dict, 1)
+    if owner is None or not newest or type(newest[0][0]) is not int:
+        return 0
+    # This method alone is the program's own that is called: a data loader calls it, too.
+    with contextlib.suppress(Exception):
+        return int(type(owner).__len__(owner))
+    return 0
+
+
+def _most_elements(candidate: Candidate, container: Any) -> int:
+    """Return the number of elements that a container can have; 0 if it has no limit, or an unknown one.
+
+    A list or dictionary has a limit if it had empty slots, and its length with them did not change.
+    """
+    known = [one for one in candidate.readings if one.slots]
+    if not known or len({one.slots for one in known}) > 1:
+        return 0
+    if not is_kind(container, deque):
+        has_slots = any(one.length < one.slots for one in known)
+        return known[0].slots if has_slots and len(known) > 1 else 0
+    return 0 if deque.maxlen.__get__(container) is None else known[0].slots
+
+
+def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | None:
+    candidate, chain = measured
+    readings = candidate.readings
+    # The memory of the first walk makes the first rise less certain than the later ones.
+    first = readings[0] if len(readings) <= 2 else readings[1]  # noqa: PLR2004 - no later rise yet
+    last, container = readings[-1], chain.objects[-1]
+    gained, growth = last.length - first.length, last.level - first.level
+    if gained <= 0 or growth <= 0:
+        return None
+    lengths = [reading.length for reading in readings]
+    grew = [after > before for before, after in pairwise(lengths)]
+    rises = sum(grew if first is readings[0] else grew[1:])
+    risen = [after.level - before.level for before, after in pairwise(readings)]
+    meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
+    # Once it may be late, if another thread adds the elements.
+    if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
+        return None  # it may be full, or memory rises without it
+    own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
+    are_views = is_partial = False
+    if not is_buffer(type(container)):
+        weight = _weight(container, gained)
+        if weight is None:
+            return None
+        own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
+        tensors = weight.tensors / weight.elements
+        foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
+        are_views = weight.shown < VIEWS * weight.storages
+        is_partial = weight.is_partial
+    slots = _most_elements(candidate, container)
+    # What it gained until the first rise may have begun earlier.
+    grown = [after for after, did in zip(readings[1:], grew, strict=True) if did]
+    gaps = [after.rise - before.rise for before, after in pairwise(grown)]
+    gains = [after.length - before.length for before, after in pairwise(grown)]
+    each, every = (median(gains), median(gaps)) if gaps else (gained, 0)
+    is_steady = not in_stairs or (bool(gaps) and not _is_regular(gaps, gains))
+    return Grower(
+        chain=chain,
+        gained=gained,
+        rises=rises,
+        # The walk after a rise can take many steps. In stairs, nothing grows meanwhile.
+        steps=last.step - first.step
+        if first is readings[0] or is_steady
+        else last.rise - first.rise,
+        each=each,
+        every=every,
+        bytes_gained=own + graph,
+        growth=growth,
+        graph=graph,
+        tensors=tensors,
+        foreign=foreign,
+        readings=sum(grew),
+        is_buffer=is_buffer(type(container)),
+        is_replaced=candidate.is_replaced,
+        are_views=are_views,
+        is_partial=is_partial,
+        group=_group(candidate.path, chain),
+        is_steady=is_steady,
+        slots=slots,
+        bytes_left=(slots - last.length) * (own + graph) / gained if slots else None,
+    )
+
+
+def _is_regular(gaps: list[int], gains: list[int]) -> bool:
+    """Return False if a container grows steadily. Its growth is only noticed when memory rises."""
+    usual, mean = median(gains) / median(gaps), sum(gains) / sum(gaps)
+    if abs(usual - mean) > _REGULAR * mean:
+        return False
+    alike = sum(abs(one - median(gaps)) <= 1 for one in gaps)
+    return mean < _FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
+
+
+def _group(path: Path, chain: Chain) -> object:
+    container, *owners = chain.objects[::-1]
+    kind, name = path.hops[-1] if path.hops else ("", "")
+    if kind == "item":
+        return id(owners[0]), type(container)
+    if kind == "attr" and not is_kind(owners[0], type):
+        # An attribute's name leads through the dictionary of attributes, if there is one.
+        is_inside = len(owners) > 1 and instance_dict(owners[1]) is owners[0]
+        return type(owners[1] if is_inside else owners[0]), name, type(container)
+    return id(container)
+
+
+def _is_kept(grower: Grower) -> bool:
+    """Return False for what may be made anew, such as inputs and outputs of steps that become larger.
+
+    If a container or a tensor was replaced, the program must have a statement that adds to the earlier one.
+    Two lists that are made one after the other can have the same identity. So the program's statements tell
+    this, too.
+    """
+    owner = owner_of(grower)
+    files = program_files(owner) if owner.name else []
+    if any(assignment_lines.adds_to_itself(file, owner.name) for file in files):
+        return True
+    anew = any(assignment_lines.is_made_anew(file, owner.name) for file in files)
+    return not grower.is_replaced and not anew
+
+
+def _weight(container: Any, gained: int) -> ElementWeight | None:
+    """Return the weight of a container's newest elements, without what an older element holds, too."""
+    base = container_base(container)
+    if base is None:
+        return None
+    count = min(_SAMPLE, gained)
+    elements = newest_elements(container, base, count + 1)
+    has_older = filled(container, base) > gained
+    older = elements[count:] if has_older else []
+    weight = _weight_of(elements[:count], older, base, _SAMPLED)
+    if weight is not None and weight.shares:
+        elements = newest_elements(container, base, min(_SHARED, gained))
+        # The next older element can have a part of the same tensor. So the oldest one is compared.
+        oldest = oldest_element(container, base) if has_older else []
+        weight = _weight_of(elements, oldest, base)
+    return weight
+
+
+def _weight_of(
+    elements: list[Any], older: list[Any], base: type, *enough: int
+) -> ElementWeight | None:
+    if base is dict:
+        elements, older = ([value for _, value in pairs] for pairs in (elements, older))
+    weight = ElementWeight()
+    weight.add(older)
+    weight.forget_counts()
+    weight.add(elements, *enough)
+    return weight if weight.elements else None
+
+
+def _joined(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. Those of one `Grower.group` are one.
+
+    One that gains little compared with another of these, such as a list of losses beside one of outputs,
+    stays by itself. So does one whose bytes are unknown.
+    """
+    groups: dict[object, list[Grower]] = {}
+    for one in sorted(growers, key=lambda one: -one.bytes_gained):
+        known = groups.setdefault((one.group, one.is_by_elimination), [])
+        is_little = known and one.bytes_gained < _ALIKE * known[0].bytes_gained
+        if is_little and not one.is_by_elimination:
+            groups[id(one)] = [one]
+        else:
+            known.append(one)
+    return [functools.reduce(_sum, group) for group in groups.values()]
+
+
+def _sum(one: Grower, other: Grower) -> Grower:
+    left = [each.bytes_left for each in (one, other) if each.bytes_left is not None]
+    return one._replace(
+        slots=one.slots + other.slots if len(left) > 1 else 0,
+        bytes_left=sum(left) if len(left) > 1 else None,
+        gained=one.gained + other.gained,
+        each=one.each + other.each,
+        is_steady=one.is_steady or other.is_steady,
+        bytes_gained=one.bytes_gained + other.bytes_gained,
+        graph=one.graph + other.graph,
+        growth=max(one.growth, other.growth),
+        readings=max(one.readings, other.readings),
+        containers=one.containers + other.containers,
+    )
+
+
+def _with_unseen(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. If memlog sees little of the growth, one with unseen objects explains the rest.
+
+    Objects are unseen if they are foreign, or too many. If several growers have such objects, it is unknown
+    which of them holds the memory.
+    """
+    unseen = [one for one in growers if one.is_by_elimination]
+    seen = sum(one.explained for one in growers)
+    if len(unseen) == 1 and seen < _OUTSIDE:
+        one = unseen[0]
+        rest = one.growth * (1 - seen) + one.bytes_gained
+        return [each for each in growers if each is not one] + [one._replace(bytes_gained=rest)]
+    return [one._replace(foreign="", is_partial=False) for one in growers]
