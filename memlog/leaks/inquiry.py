@@ -202,7 +202,7 @@ class GrowthInquiry:
                 if self._confirmed is not None:
                     self._report(self._confirmed)
                 elif self._growth is not None:
-                    self._tell(self._growth.series, step, self._suspects(self._growth))
+                    self._tell_suspects(self._growth, step, self._named(self._growth))
 
     def finish(self) -> None:
         """End the search. Publish the growth if it is confirmed."""
@@ -274,11 +274,9 @@ class GrowthInquiry:
             self._told = state
             self._publish(Inquiry(now_us(), step, series, searching, suspects, will_fit=will_fit))
 
-    def _suspects(self, growth: Suspicion) -> tuple[Finding, ...]:
-        return self._suspects_of(growth, self._named(growth))
-
-    def _suspects_of(self, growth: Suspicion, holders: Sequence[Holder]) -> tuple[Finding, ...]:
-        return tuple(_finding(growth, one, is_main=one is holders[0]) for one in holders)
+    def _tell_suspects(self, growth: Suspicion, step: int, holders: Sequence[Holder]) -> None:
+        suspects = tuple(_finding(growth, one, is_main=one is holders[0]) for one in holders)
+        self._tell(growth.series, step, suspects, will_fit=_will_fit(growth, holders))
 
     def _named(self, growth: Suspicion) -> list[Holder]:
         """Return the holders that explain a large enough part of the growth."""
@@ -298,8 +296,8 @@ class GrowthInquiry:
             return found
         if self._periodic.rises >= _CERTAIN and _explain(rises, growth, _RISES):
             return rises
-        between = () if _explain(found, growth) else self._between(growth)
-        return found if _per_step(found) > _per_step(between) else between
+        in_part = () if _explain(found, growth) else self._in_part(growth)
+        return found if _per_step(found) > _per_step(in_part) else in_part
 
     def is_explained_by_rises(self, growth: Suspicion) -> bool:
         """Return True if what grows at rises explains the growth. No other search is needed then."""
@@ -322,9 +320,9 @@ class GrowthInquiry:
         is_most = gained >= _EXPLAINED * growth.rate * lasted
         return list(holders) if series == _owner(growth.series) and is_most else []
 
-    def _between(self, growth: Suspicion) -> tuple[Holder, ...]:
-        """Return containers that gained a little of the growth during most of it."""
-        step, holders = self._periodic.between
+    def _in_part(self, growth: Suspicion) -> tuple[Holder, ...]:
+        """Return containers that gained a part of the growth, if only a little, during most of it."""
+        step, holders = self._periodic.newest
         is_recent = 2 * (step - growth.since_step) >= growth.step - growth.since_step
         return holders if self._periodic.series == _owner(growth.series) and is_recent else ()
 
@@ -352,10 +350,11 @@ class GrowthInquiry:
             if is_rare or self._has_taken_much(growth):
                 self._report_rises(growth, step)
             elif self._growth is not None and _owner(self._growth.series) == periodic.series:
-                self._tell(self._growth.series, step, self._suspects(self._growth))
+                self._tell_suspects(self._growth, step, self._named(self._growth))
             else:  # once can be chance
-                holders = periodic.holders if periodic.rises >= _CERTAIN else ()
-                self._tell(periodic.series, step, self._suspects_of(growth, holders))
+                known = periodic.holders or self._in_part(growth)
+                holders = [one for one in known if one.bytes_per_step >= _PART * growth.rate]
+                self._tell_suspects(growth, step, holders if periodic.rises >= _CERTAIN else [])
 
     def _growth_of_rises(self, step: int) -> Suspicion:
         found = self._periodic
@@ -377,7 +376,7 @@ class GrowthInquiry:
     def _report_rises(self, growth: Suspicion, step: int) -> None:
         holders = self._periodic.holders
         if _will_fit(growth, holders):
-            self._tell(growth.series, step, self._suspects_of(growth, holders), will_fit=True)
+            self._tell_suspects(growth, step, holders)
             return
         self._unexplained = None
         self._earlier = holders
@@ -405,8 +404,7 @@ class GrowthInquiry:
             named = between_free_memory(holders) or named
         if _will_fit(growth, named):
             self._unexplained = growth
-            suspects = self._suspects_of(growth, named)
-            self._tell(growth.series, growth.step, suspects, will_fit=True)
+            self._tell_suspects(growth, growth.step, named)
             return
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth, compiles=_compiles())

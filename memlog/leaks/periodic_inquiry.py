@@ -67,8 +67,8 @@ class PeriodicInquiry:
         self.since = 0
         self.holders: tuple[Holder, ...] = ()
         """Holders that explain the rises of `series`, as after the newest rise."""
-        self.between: tuple[int, tuple[Holder, ...]] = 0, ()
-        """Containers of tensors that hold a little of the growth, and the newest step at which they did."""
+        self.newest: tuple[int, tuple[Holder, ...]] = 0, ()
+        """Newest step at which containers held growth, if only a little, and these containers."""
         self.rises = self.level = 0
         """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
         self.rate = 0.0
@@ -189,13 +189,14 @@ class PeriodicInquiry:
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
 
-        if growers and growers[0].is_little:
-            self.between = self.last_step, tuple(map(holder_of_growth, growers))
-            growers = []
-        self.holders = tuple(map(holder_of_growth, growers))
+        found = tuple(map(holder_of_growth, growers))
+        if growers:
+            self.newest = self.last_step, found
+        is_cause = bool(growers) and not growers[0].is_little
+        self.holders = found if is_cause else ()
         search = self._search
         self.level = level
-        is_stairs = search is not None and bool(growers) and not growers[0].is_steady
+        is_stairs = search is not None and is_cause and not growers[0].is_steady
         self._every = 0.0 if search is None else search.every
         if is_stairs and growers[0].every:  # memory can rise for other reasons between
             self._every = growers[0].every

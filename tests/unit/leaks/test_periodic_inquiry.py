@@ -110,6 +110,47 @@ def test_growth_that_was_reported_without_a_cause_gets_one_later() -> None:
     assert [found.kind for found in training.findings] == ["growth", "kept_tensors"]
 
 
+def test_a_container_that_holds_a_third_of_the_growth_is_a_suspect_and_the_cause_if_no_other_is() -> (
+    None
+):
+    training = Training(rise=30)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 30 * MIB)
+    training.evaluate(3)
+    assert not training.inquiry._periodic.holders
+    [suspect] = training.suspects
+    assert "training.kept" in suspect
+    training.inquiry.confirmed(training.growth())
+    [found] = training.findings
+    assert found.title == suspect
+
+
+def test_a_container_that_holds_a_tenth_of_the_growth_is_no_suspect() -> None:
+    training = Training(rise=100)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 100 * MIB)
+    training.evaluate(3)
+    assert training.inquiry._periodic.newest[1]
+    assert training.suspects == []
+
+
+def test_a_window_that_holds_a_third_and_will_fit_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as a replay buffer: the C library's free memory between its elements grows with it."""
+    monkeypatch.setattr(inquiry, "_free", lambda _: 10_000 * MIB)
+    training = Training(rise=30, every=1)
+    training.kept = deque(maxlen=200)  # 2,000 MiB, and 6,000 MiB with what lies between
+    training.evaluate(10)
+    training.inquiry.rises(HOST_ANON, 1, 30 * MIB)
+    training.evaluate(40)
+    training.inquiry.confirmed(training.growth())
+    assert training.findings == []
+    newest = [event for event in training.events if isinstance(event, Inquiry)][-1]
+    assert newest.will_fit
+    assert ["training.kept" in one.title for one in newest.suspects] == [True]
+
+
 def test_a_search_for_holders_waits_for_some_rises_if_memory_rises_in_stairs() -> None:
     training = Training()
     training.evaluate(2)
@@ -211,7 +252,8 @@ def test_another_suspect_takes_the_place_of_the_first() -> None:
         "python_memory", "Objects made at a.py:3.", "a.py:3", 6.0 * MIB, (), "medium", None
     )
     training.inquiry._holders = (line,)
-    training.inquiry._tell(HOST_ANON, 10, training.inquiry._suspects(training.growth()))
+    growth = training.growth()
+    training.inquiry._tell_suspects(growth, 10, training.inquiry._named(growth))
     assert training.suspects == [line.title]
     training.evaluate(30)
     [suspect] = training.suspects
