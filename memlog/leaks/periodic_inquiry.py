@@ -196,11 +196,11 @@ class PeriodicInquiry:
         self.holders = found if is_cause else ()
         search = self._search
         self.level = level
-        is_stairs = search is not None and is_cause and not growers[0].is_steady
         self._every = 0.0 if search is None else search.every
-        if is_stairs and growers[0].every:  # memory can rise for other reasons between
+        if growers and growers[0].every:  # memory can rise for other reasons between
             self._every = growers[0].every
-        self.is_sparse = is_stairs and self._every >= _SPARSE
+        is_stairs = search is not None and search.is_stairs
+        self.is_sparse = is_cause and is_stairs and self._every >= _SPARSE
         self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0

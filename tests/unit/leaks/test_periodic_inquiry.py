@@ -125,6 +125,19 @@ def test_a_container_that_holds_a_third_of_the_growth_is_a_suspect_and_the_cause
     assert found.title == suspect
 
 
+def test_copies_that_are_kept_at_irregular_steps_are_reported_at_the_fourth_rise() -> None:
+    """Such as a checkpoint whenever the loss is the best so far."""
+    training = Training()
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    for steps in (14, 80, 15, 75, 16):
+        training.step += steps
+        training.every = training.step + 1  # the next step evaluates
+        training.evaluate(1)
+    [found] = training.findings
+    assert "training.kept" in found.title
+
+
 def test_a_container_that_holds_a_tenth_of_the_growth_is_no_suspect() -> None:
     training = Training(rise=100)
     training.evaluate(2)
