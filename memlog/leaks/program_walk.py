@@ -88,16 +88,18 @@ class Grown(NamedTuple):
 class ProgramWalk:
     """One walk. Without ``before``, record `lengths`; with it, compare, and record what has `grown`.
 
+    Containers that are new since ``before`` are added to it, for the next walk.
+
     ``lines`` tells which source files are the program's. It remembers them for later walks.
 
     Attributes:
-        lengths: Lengths of the containers, if there are none to compare with.
+        lengths: Lengths of the containers, as the first walk that met each one has found them.
         grown: Containers that are longer than in ``before``.
     """
 
     def __init__(self, lines: CallingLines, before: Lengths | None = None) -> None:
-        self._before = before
-        self.lengths: Lengths = {}
+        self._compares = before is not None
+        self.lengths: Lengths = {} if before is None else before
         self.grown: list[Grown] = []
         self._seen: set[int] = set()
         self._kinds: dict[int, tuple[type, object]] = {}
@@ -171,18 +173,14 @@ class ProgramWalk:
         length = buffer_bytes(one) if is_buffer else filled(one, kind)  # type: ignore[arg-type]
         slot = slot, id(kind)
         keys = (slot,) if is_buffer else (id(one), slot)
-        if self._before is None:
+        known = next((key for key in keys if key in self.lengths), None)
+        if known is None or not self._compares:
             if len(self.lengths) < _MAX_LENGTHS:
                 self.lengths.update(dict.fromkeys(keys, length))
-        else:
-            known = next((key for key in keys if key in self._before), None)
-            before = None if known is None else self._before[known]
-            if before is not None and length > before and not _is_left_out(one, above):
-                path = path_to(start, _objects((one, above)))
-                if path is not None:
-                    self.grown.append(
-                        Grown(path, before, length, known is not keys[0] or is_buffer)
-                    )
+        elif length > (before := self.lengths[known]) and not _is_left_out(one, above):
+            path = path_to(start, _objects((one, above)))
+            if path is not None:
+                self.grown.append(Grown(path, before, length, known is not keys[0] or is_buffer))
         return not is_buffer
 
     def _kind_of(self, kind: type) -> object:

@@ -560,6 +560,21 @@ def test_two_containers_that_together_hold_enough_are_its_cause() -> None:
     assert [is_little for is_little, _ in found] == [False, False]
 
 
+def test_a_container_that_is_made_after_the_first_walk_is_named() -> None:
+    memory, kept = Memory(), dict[str, list[Any]]()
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(300):
+        noise = 4 * MIB if step == 40 else 0
+        if step >= 100:  # such as activations after a warm-up
+            kept.setdefault("layer", []).extend(memory.take(1))
+        growers = search.step_ended(step, memory.level + noise)
+        found = [holder_of_growth(one).title for one in growers or []] or found
+        del growers
+    [title] = found
+    assert "`kept['layer']`, a list" in title
+    assert "gains one tensor per step" in title
+
+
 def test_levels_that_go_up_and_down_do_not_use_up_the_walks() -> None:
     memory, kept = Memory(), []
     search, found = PeriodicSearch(2 * MIB), []
