@@ -151,7 +151,11 @@ class PeriodicSearch:
         for one in walk.grown[:_MAX_CANDIDATES]:
             if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
                 first = self._base._replace(length=one.before)
-                now = reading_of(follow(one.path), self.rises[-1][0], step, one.now, self._level)
+                # The walk can have taken many steps: length, level and step are of one moment.
+                chain = follow(one.path)
+                length = one.now if chain is None else length_of(chain.objects[-1])
+                level = max(self._level, min(self._newest))
+                now = reading_of(chain, self.rises[-1][0], step, length, level)
                 self._candidates.append(Candidate(one.path, [first, now], one.is_replaced))
         return self._growers() if self._candidates else None
 

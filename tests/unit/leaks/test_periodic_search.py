@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from memlog.leaks import growers, periodic_search
+from memlog.leaks import growers, periodic_search, program_walk
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.holders import Holder
 from memlog.leaks.periodic_search import PeriodicSearch
@@ -573,6 +573,21 @@ def test_a_container_that_is_made_after_the_first_walk_is_named() -> None:
     [title] = found
     assert "`kept['layer']`, a list" in title
     assert "gains one tensor per step" in title
+
+
+def test_what_a_container_gains_during_a_long_walk_is_not_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program_walk, "_SLICE", 0.0)  # each step visits one variable
+    memory, kept = Memory(), list[Any]()
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(600):
+        kept.extend(memory.take(1))
+        growers = search.step_ended(step, memory.level)
+        found = [(one.gained, one.steps) for one in growers or []] or found
+        del growers
+    [(gained, steps)] = found
+    assert gained == pytest.approx(steps, abs=1)
 
 
 def test_levels_that_go_up_and_down_do_not_use_up_the_walks() -> None:
