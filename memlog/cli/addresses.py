@@ -69,7 +69,7 @@ class Guard:
     def _require_folder(self, folder: str) -> None:
         """Check that memlog may write an event file to ``folder``, which is a run of TensorBoard's.
 
-        It may below the working directory, the environment's folder and those that the user names.
+        It may do so below the working directory, the environment's folder and those that the user names.
         """
         named = filter(None, (self._scope.address, *self._trusted))
         allowed = (Path.cwd(), *map(Path, named))

@@ -50,9 +50,11 @@ _PART: Final = 0.25
 _REGULAR: Final = 0.25
 """If the usual gain of a container, over the usual time, differs by more than this part from its mean, it
 does not grow in stairs."""
-_FREQUENT, _REGULAR_GAPS = 0.75, 0.75
-"""A container that gains at least `_FREQUENT` elements per step grows in stairs only if this part of the
-times between the rises are alike."""
+FREQUENT: Final = 0.75
+"""Elements per step. If fewer are gained, their number in all steps is told."""
+_REGULAR_GAPS: Final = 0.75
+"""A container that gains at least `FREQUENT` elements per step grows in stairs only if this part of the times
+between the rises are alike."""
 _ALIKE: Final = 0.1
 """Elements of one container that gain at least this part of what the first gains are counted together."""
 _OUTSIDE: Final = _ENOUGH
@@ -361,7 +363,7 @@ def _is_regular(gaps: list[int], gains: list[int]) -> bool:
     if abs(usual - mean) > _REGULAR * mean:
         return False
     alike = sum(abs(one - median(gaps)) <= 1 for one in gaps)
-    return mean < _FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
+    return mean < FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
 
 
 def _group(path: Path, chain: Chain) -> object:

@@ -280,7 +280,7 @@ class GrowthInquiry:
 
     def _named(self, growth: Suspicion) -> list[Holder]:
         """Return the holders that explain a large enough part of the growth."""
-        return [one for one in self._known(growth) if one.bytes_per_step >= _PART * growth.rate]
+        return _large_enough(self._known(growth), growth)
 
     def _is_explained(self, growth: Suspicion) -> bool:
         known = self._known(growth)
@@ -353,8 +353,10 @@ class GrowthInquiry:
                 self._tell_suspects(self._growth, step, self._named(self._growth))
             else:  # once can be chance
                 known = periodic.holders or self._in_part(growth)
-                holders = [one for one in known if one.bytes_per_step >= _PART * growth.rate]
-                self._tell_suspects(growth, step, holders if periodic.rises >= _CERTAIN else [])
+                is_certain = periodic.rises >= _CERTAIN
+                self._tell_suspects(
+                    growth, step, _large_enough(known, growth) if is_certain else []
+                )
 
     def _growth_of_rises(self, step: int) -> Suspicion:
         found = self._periodic
@@ -435,6 +437,10 @@ def _owner(series: str) -> str:
 
 def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAINED) -> bool:
     return _per_step(holders) >= part * growth.rate
+
+
+def _large_enough(holders: Sequence[Holder], growth: Suspicion) -> list[Holder]:
+    return [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
 
 
 def _per_step(holders: Sequence[Holder]) -> float:

@@ -9,7 +9,7 @@ import torch
 from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.growers import Grower, newest_of, owner_of
+from memlog.leaks.growers import FREQUENT, Grower, newest_of, owner_of
 from memlog.leaks.holder_text import (
     ALSO,
     FOR_LIMIT,
@@ -31,8 +31,6 @@ _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""
 _WITHIN: Final = 0.25
 """If the gained elements hold the growth up to this part of it, the confidence can be high."""
-_FREQUENT: Final = 0.75
-"""Elements per step. If fewer are gained, their number in all steps is told."""
 _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
 _NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
 
@@ -140,7 +138,7 @@ def _is_tensor(grower: Grower) -> bool:
 
 
 def _is_frequent(grower: Grower) -> bool:
-    return grower.gained >= _FREQUENT * grower.steps
+    return grower.gained >= FREQUENT * grower.steps
 
 
 def _every(grower: Grower) -> str:
