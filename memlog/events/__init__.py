@@ -19,7 +19,7 @@
     ├─ a step was traced                            Trace
     ├─ a cause of high or growing memory was found  Finding
     ├─ the search for a cause begins or ends        Inquiry
-    ├─ a step, while growth is examined             HeapReading
+    ├─ some steps, and while growth is examined     HeapReading
     ├─ a step raised the run's peak by 5 % or more  StepInputs
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact

@@ -109,7 +109,7 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):
     """Inputs of a step that raised the run's peak by 5 % or more.
 
-    The last ``StepInputs`` of a run can be about a step that raised the peak by less than 5 %.
+    If the inputs are larger than any before, or if it is the run's last one, 1 % can be enough.
     """
 
     time_us: Int
@@ -342,7 +342,10 @@ class Inquiry(msgspec.Struct, frozen=True, array_like=True, tag="inquiry"):
 
 
 class HeapReading(msgspec.Struct, frozen=True, array_like=True, tag="heap"):
-    """Heap of the training process after a step, over all arenas. Published while growth is examined."""
+    """Heap of the training process after a step, over all arenas.
+
+    Published after a few steps of each run, and every two steps while growth is examined.
+    """
 
     time_us: Int
     step: Int
@@ -352,7 +355,3 @@ class HeapReading(msgspec.Struct, frozen=True, array_like=True, tag="heap"):
     """Free bytes that the allocator keeps."""
     freed: Int | None = None
     """Bytes that a collection of garbage has freed just before; ``None`` if none was asked for."""
-    private: Int | None = None
-    """Bytes of address space for private data (``VmData``), which also counts pages never written so far."""
-    mapped: Int | None = None
-    """Bytes of the whole address space (``VmSize``), which also has shared memory and mapped files."""

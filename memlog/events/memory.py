@@ -65,6 +65,8 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     source: PeakSource | None = None
     device: DeviceReading | None = None
     """All figures of the device's allocator; ``None`` for other memory."""
+    space: int | None = None
+    """Bytes of address space that memory of this kind can be in; ``None``: unknown."""
 
     @property
     def owner(self) -> str:
@@ -102,8 +104,8 @@ def readings(event: Event) -> Iterator[Reading]:
         if main.device is not None:
             yield Reading(main.owner + RESERVED, main.device.reserved, None, None, main.device)
         elif isinstance(event, Batch):
-            yield Reading(HOST_ANON, event.rss_anon)
-            yield Reading(SHARED, event.rss_shared)
+            yield Reading(HOST_ANON, event.rss_anon, space=event.private_space)
+            yield Reading(SHARED, event.rss_shared, space=event.other_space)
 
 
 def _of_failure(event: OutOfMemory) -> Iterator[Reading]:

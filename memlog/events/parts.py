@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import prod
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -89,3 +90,8 @@ class TensorInput(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[Int, ...]
     dtype: str
     """Type of the tensor's elements, such as ``int64``."""
+
+    @property
+    def elements(self) -> int:
+        """Number of the tensor's elements."""
+        return prod(self.shape)

@@ -28,10 +28,12 @@ from memlog.events import (
     Inquiry,
     Reading,
     Sample,
+    StepInputs,
     readings,
 )
 from memlog.facts.device_series import FRAGMENTED, OF_DEVICES, PRIVATE_POOLS, device_series
 from memlog.facts.process_piles import ProcessPiles, kind_of
+from memlog.facts.untouched_space import UntouchedSpace
 from memlog.growth import Growth
 from memlog.growth.forecast import forecast
 from memlog.growth.gaps import Gaps, StepLevel
@@ -57,11 +59,6 @@ steps lie between two such readings."""
 _UNUSED = 0.6
 """If the growth of the allocator's unused memory exceeds this fraction of the whole growth, the detector
 reports the growth as `FREE_LISTS`."""
-_TAKEN = 0.25
-"""If a process takes less address space than this fraction of its growth, the growth is no leak: the program
-writes into memory that it has taken before, such as a buffer for a whole run."""
-_FILLS = 32 * MIB
-"""Minimum growth for that. A smaller one can be hidden by what a search for the cause gives back."""
 _LONG = 64
 """Minimum steps of growth that `GrowthDetector._end_child` counts as long."""
 
@@ -140,8 +137,9 @@ class GrowthDetector:
         self._heap: HeapReading | None = None
         """Heap when growth was suspected, or at the end of the newest search."""
         self._newest_heap: HeapReading | None = None
-        self._unsearched: dict[str, HeapReading] = {}
-        """For each series, the first reading since it was suspected, or since the newest search."""
+        self._untouched = UntouchedSpace()
+        self._most_elements, self._grew_at = 0, -1
+        """Elements in the largest inputs of a step, and the step that needed more than those before it."""
         self._anon: int | None = None
         self._suspected = 0
         self._step = 0
@@ -158,12 +156,19 @@ class GrowthDetector:
                 self._watches[event.series].drop()
         elif type(event) is HeapReading:
             self._take_heap(event)
+        elif type(event) is StepInputs and event.device == "host":
+            elements = sum(each.elements for each in event.inputs)
+            if elements > self._most_elements > 0:
+                self._grew_at = event.step
+            self._most_elements = max(elements, self._most_elements)
         elif type(event) is Device:
             self._described[event.name] = event
 
     def take_step(self, step: int, found: Iterable[Reading]) -> None:
         """Take the readings of a step. A caller that has them saves the time to make them."""
         self._step, self._anon = step, None
+        found = list(found)
+        self.take_space(step, found)
         for each in found:
             level = each.level
             if each.device is not None:
@@ -176,6 +181,25 @@ class GrowthDetector:
                 self._take_host(self._gaps.take(step, level, left_out=self._is_searching))
             elif level and each.name == SHARED:
                 self._take(SHARED, step, level, _HOST_FLOOR, _STEPS)
+
+    def take_space(self, step: int, found: Iterable[Reading]) -> None:
+        """Take the address space that a step's readings leave unused. `take_step` does it, too."""
+        self._untouched.take(step, found)
+
+    def fills(self, series: str, rate: float, since: int) -> bool:
+        """Return True if a rise went into memory that the process had taken before step ``since``.
+
+        ``rate`` is the rise of the process's memory ``series`` in bytes per step.
+        """
+        return self._untouched.is_filled(series, rate, since)
+
+    def have_inputs_grown(self, since: int) -> bool:
+        """Return True if inputs became larger in the second half of the steps since step ``since``.
+
+        Larger steps leave larger free blocks in the allocator, and this ends when the inputs stay as they
+        are.
+        """
+        return self._grew_at > since + (self._step - since) // 2
 
     def take_children(self, step: int, children: Sequence[ChildReading]) -> None:
         """Take readings of the child processes. A process without a reading has ended."""
@@ -215,11 +239,6 @@ class GrowthDetector:
         if event.freed is not None:
             return
         self._newest_heap = event
-        if self._is_searching:
-            self._unsearched.clear()
-        else:
-            for series in (HOST_ANON, SHARED):
-                self._unsearched.setdefault(series, event)
         if self._is_searching or self._heap is None:
             # Measure the heap's growth from now on, without the search's own memory.
             self._heap, self._suspected = event, event.step
@@ -311,38 +330,30 @@ class GrowthDetector:
         if news.verdict != "withdrawn" and not name.endswith(OF_DEVICES):
             watch.free = self._free()
             watch.delay()
-        if news.verdict == "suspected":
-            self._unsearched.pop(name, None)
-        if news.verdict == "confirmed" and self.is_filling(name, news.growth.rate):
+        growth = self._gaps.measured(news.growth) if watch is self._host else news.growth
+        if news.verdict == "confirmed" and self._is_filling(name, growth):
             watch.wait_on(news.growth)
             return
         is_host = name == HOST_ANON and news.verdict == "confirmed"
         if is_host and self._is_unused(news.growth.rate):
+            if self.have_inputs_grown(growth.since):
+                watch.wait_on(news.growth)
+                return
             name = FREE_LISTS
         is_of_allocator = name.endswith((FRAGMENTED, PRIVATE_POOLS))
         if name == FREE_LISTS or (is_of_allocator and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
-        growth = self._gaps.measured(news.growth) if watch is self._host else news.growth
         found = _suspicion(name, _together(growth, alike), watch.free, self._step)
         device = self._described.get(name.partition(".")[0])
         allocator = None if device is None else device.allocator
         self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
 
-    def is_filling(self, series: str, rate: float) -> bool:
-        """Return True if the process has taken hardly any memory from the system since the suspicion.
-
-        ``rate`` is the growth of ``series`` in bytes per step.
-        """
-        before, now = self._unsearched.get(series), self._newest_heap
-        if before is None or now is None:
-            return False
-        is_shared = series == SHARED
-        taken, at = (one.mapped if is_shared else one.private for one in (before, now))
-        if taken is None or at is None:
-            return False
-        grown = rate * (now.step - before.step)
-        # If it has given back address space, what it has taken is unknown.
-        return grown > _FILLS and abs(at - taken) < _TAKEN * grown
+    def _is_filling(self, series: str, growth: Growth) -> bool:
+        """Return True if the program writes into memory that it has taken before, up to now."""
+        middle = growth.since + (self._step - growth.since) // 2
+        return self.fills(series, growth.rate, growth.since) and self.fills(
+            series, growth.rate, middle
+        )
 
     def _is_unused(self, rate: float) -> bool:
         """Return True if most of the growth since the suspicion is unused memory of the allocator.

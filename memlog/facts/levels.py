@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, HOST_RSS, Reading
 from memlog.growth.evidence import FEWEST_LEVELS, Evidence, evidence
@@ -10,6 +12,12 @@ _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
 _ALIKE = 3
 """Number of neighboring intervals whose lowest level is the level there, for a rate."""
+_HEAPS = 4
+"""Number of readings of the heap in a row that must rise, before the heap rises."""
+_APART = 1.25
+"""Minimum ratio of a heap reading's step to that of the reading before, counted from the first one."""
+_EVENLY = 0.5
+"""Minimum ratio of the heap's rate of growth between two readings to its rate between all of them."""
 _HOST_FLOOR = 4 * MIB
 _DEVICE_FLOOR = MIB / 2
 """Smaller rises of a device's memory, and than `_HOST_FLOOR` of the process's memory, are no growth.
@@ -26,6 +34,8 @@ class LevelFold:
     def __init__(self) -> None:
         self._series: dict[str, _Levels] = {}
         self._knows_anon = False
+        self._heap: list[tuple[int, int]] = []
+        """Steps, and the bytes that the C library's allocator had given out after them."""
 
     def take(self, step: int, readings: list[Reading]) -> None:
         """Add the readings of a step."""
@@ -47,6 +57,18 @@ class LevelFold:
         if host is not None:
             host.take_search(goes_on=goes_on)
 
+    def take_heap(self, step: int, in_use: int) -> None:
+        """Add a reading of the bytes that the C library's allocator has given out.
+
+        They are read rarely. While growth is examined, they are read often; then most readings are left out.
+        """
+        first, last = (self._heap[0][0], self._heap[-1][0]) if self._heap else (step, step)
+        if step < last:
+            self._heap.clear()  # the program's count of steps has begun again
+        elif self._heap and step - first < _APART * (last - first) + 1:
+            return
+        self._heap.append((step, in_use))
+
     def add(self, name: str, step: int, level: int) -> None:
         series = self._series.get(name)
         if series is None:
@@ -57,7 +79,26 @@ class LevelFold:
         """Return what is known about the growth of ``host`` or a device; ``None``: too few steps."""
         series = self._series.get(name)
         floor = _HOST_FLOOR if name == HOST else _DEVICE_FLOOR
-        return None if series is None else series.evidence(floor)
+        known = None if series is None else series.evidence(floor)
+        if name != HOST or known is None or known.since is None:
+            return known
+        return self._rise_inside(known.since) or known
+
+    def _rise_inside(self, since: int) -> Evidence | None:
+        """Return the rise of what the program has allocated while the process's memory is steady.
+
+        Blocks that a program has freed can remain in the process, above all small ones. What it then keeps
+        takes their place, and the process does not grow until they are used up. ``None``: there is no such
+        rise since step ``since``, or the heap was read too rarely.
+        """
+        readings = [each for each in self._heap if each[0] >= since][-_HEAPS:]
+        rates = [(b - a) / (after - before) for (before, a), (after, b) in pairwise(readings)]
+        if len(readings) < _HEAPS:
+            return None
+        steps, rise = (b - a for a, b in zip(readings[0], readings[-1], strict=True))
+        if rise <= _HOST_FLOOR or min(rates) < _EVENLY * rise / steps:
+            return None
+        return Evidence(None, steps, 0.0, 0.0, rise, is_inside=True)
 
     def rate_since(self, name: str, step: int) -> float | None:
         """Return by how many bytes per step ``host`` or a device has risen since a step.
@@ -99,6 +140,11 @@ def unsteady(levels: LevelFold) -> tuple[str, Evidence] | None:
 def doubt(owner: str, known: Evidence, levels: LevelFold) -> str:
     """Return what speaks against an all-clear, without a full stop."""
     memory = memory_of(owner, levels)
+    if known.is_inside:
+        return (
+            f"memory is steady, but what the program has allocated rose by {format_bytes(known.rise)} in "
+            f"{known.steps:,} steps, inside memory that it had freed before"
+        )
     if known.rise:
         return f"{memory} rose by {format_bytes(known.rise)} in {known.steps:,} steps"
     return f"{memory} varied too much in {known.steps:,} steps to exclude growth"

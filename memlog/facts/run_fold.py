@@ -28,6 +28,7 @@ from memlog.events import (
     Reading,
     Sample,
     Status,
+    StepInputs,
     Trace,
     readings,
 )
@@ -118,6 +119,8 @@ class RunFold:
             self.levels.take(event.step, found)
             if self._judges:
                 self._detector.take_step(event.step, found)
+            else:
+                self._detector.take_space(event.step, found)
             self.failure = None
             self._newest_us = event.time_us
         elif isinstance(event, Sample):
@@ -128,12 +131,12 @@ class RunFold:
             self._take_health(event)
         elif isinstance(event, (Loss, Epoch)):
             self._take_step(event.step)
-        elif isinstance(event, (Inquiry, HeapReading, Device)):
+        elif isinstance(event, (Inquiry, HeapReading, Device, StepInputs)):
             self._take_about_growth(event)
         else:
             self._take_result(event)
 
-    def _take_about_growth(self, event: Inquiry | HeapReading | Device) -> None:
+    def _take_about_growth(self, event: Inquiry | HeapReading | Device | StepInputs) -> None:
         self._detector(event)
         if isinstance(event, Device):
             self.devices[event.name] = event
@@ -144,6 +147,8 @@ class RunFold:
                 self.inquiries.pop(event.series, None)
             else:
                 self.inquiries[event.series] = event
+        elif isinstance(event, HeapReading) and event.freed is None:
+            self.levels.take_heap(event.step, event.in_use)
 
     def _take_result(self, event: Event) -> None:
         if isinstance(event, Finding):
@@ -234,13 +239,19 @@ class RunFold:
             self._detector.finish()
         return {name: one for name, one in self._growth.items() if not self._has_ended(name)}
 
-    def fills_a_buffer(self, rate: float) -> bool:
+    def fills_a_buffer(self, rate: float, since: int | None = None) -> bool:
         """Return True if the process took hardly any memory from the system for its growth.
 
-        ``rate`` is the growth in bytes a step. The result is False if the training process did not read its
-        address space, as it does once its growth is suspected.
+        ``rate`` is the growth in bytes a step since step ``since`` (``None``: the first one). The result is
+        False if the address space is not known.
         """
-        return self._detector.is_filling(HOST_ANON, rate)
+        return self._detector.fills(
+            HOST_ANON, rate, self.first_step or 0 if since is None else since
+        )
+
+    def have_inputs_grown(self, since: int | None = None) -> bool:
+        """Return True if the steps' inputs have become larger lately, which explains free memory."""
+        return self._detector.have_inputs_grown(self.first_step or 0 if since is None else since)
 
     def _has_ended(self, series: str) -> bool:
         """Return True if memory that grew has been steady since then, as a cache that is full."""

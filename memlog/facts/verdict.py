@@ -66,7 +66,7 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
     unsure = unsteady(facts.levels)
     if growth is not None and (unsure is None or unsure[0] == owner or unsure[1].rise <= most):
         memory = memory_of(owner, facts.levels)
-        text = _unsure(facts, owner, f"{memory} {_grew(growth)}", growth.rate)
+        text = _unsure(facts, owner, f"{memory} {_grew(growth)}", growth.rate, growth.since_step)
         return RunVerdict("unsure", text, rises=True)
     if unsure is not None:
         owner, known = unsure
@@ -164,23 +164,26 @@ def _grew(growth: Suspicion) -> str:
     )
 
 
-def _unsure(facts: RunFold, owner: str, text: str, rate: float) -> str:
+def _unsure(facts: RunFold, owner: str, text: str, rate: float, since: int | None = None) -> str:
     """Return a verdict on memory that rose, or may rise, and on the search for the cause of a rise.
 
-    ``rate`` is the rise in bytes a step; 0 if it is not above the noise.
+    ``rate`` is the rise in bytes a step since step ``since`` (``None``: the first one); 0 if it is not above
+    the noise.
     """
     searches = [inquiry for series, inquiry in facts.inquiries.items() if owner_of(series) == owner]
     suspects = ranked(each for inquiry in searches for each in inquiry.suspects)
     rises, cause = rate > 0, ""
     if rises and suspects:
         cause = f" Possible cause: {suspects[0].title.rstrip('.')}."
+    elif owner == HOST and facts.fills_a_buffer(rate, since):
+        text += (
+            ", most of it in memory that the process had allocated before and never used, as when a buffer "
+            "fills"
+        )
+    elif owner == HOST and rises and facts.have_inputs_grown(since):
+        text += ", while the steps' inputs became larger"
     elif rises and any(inquiry.searching for inquiry in searches):
         text += ", and the search for the cause had not ended"
-    elif owner == HOST and facts.fills_a_buffer(rate):
-        text += (
-            ", and the process took hardly any memory from the system for it, as if it filled a buffer that "
-            "it had allocated before"
-        )
     elif rises:
         text += ", and a search found no cause" if searches else ", and the cause was not searched"
     return f"Unsure: {text}: {_reached(facts, owner)}.{cause}"

@@ -73,6 +73,9 @@ class Evidence(NamedTuple):
     """If a rise since ``since`` were larger than this, it would have been seen."""
     rise: float
     """Rise of the lasting level from the first levels to the last ones; 0 if it is not above the noise."""
+    is_inside: bool = False
+    """True if the levels are steady, and ``rise`` is that of what the program has allocated inside memory
+    that it had freed before. ``steps`` is then the number of steps in which it rose."""
 
 
 def evidence(

@@ -32,6 +32,9 @@ the last warm-up step (`_WARM_UP`). memlog publishes the inputs of each step wit
 _RISEN = 1.01
 """A peak is a new high if it is at least this number times the old high. The first high is the peak of the
 last warm-up step (`_WARM_UP`). memlog reads the inputs of each step with a new high."""
+_LARGER = 1.1
+"""If the inputs of a step with a new high have at least this number times as many elements as those of any
+step published so far, memlog publishes them, too."""
 _SHARE = 0.002
 """If reading inputs takes more than this fraction of the run's time, memlog reads only the inputs of steps
 with a new high (`_RISEN`) or a new record (`_RECORD`)."""
@@ -78,6 +81,8 @@ class StepInputsWatch:
         self.next_look = self._spent = self._cost = 0
         self._published = 0
         self._newest_published = -1
+        self._most_elements = 0
+        """Highest number of elements in the inputs of a step that was published."""
         self._kept = KeptTensors()
         self._tensors: list[weakref.ref[Any]] = []
         """The tensors of the look before."""
@@ -150,8 +155,9 @@ class StepInputsWatch:
         if len(self._steps) >= _STEPS:
             del self._steps[1::2]
         self._steps.append(StepPeak(step, inputs, peak, rose, after, fresh))
-        if is_record:
+        if is_record or (rose and _elements(self._steps[-1]) >= _LARGER * self._most_elements):
             self._publish_inputs(self._steps[-1])
+        if is_record:
             self._find(step)
 
     def _read_inputs(self, peak: int) -> tuple[tuple[TensorInput, ...], frozenset[str]]:
@@ -168,6 +174,7 @@ class StepInputsWatch:
             return
         self._published += 1
         self._newest_published = step.step
+        self._most_elements = max(self._most_elements, _elements(step))
         like = (
             one.step
             for one in self._steps
@@ -257,3 +264,7 @@ def _most_likely(step: StepPeak) -> tuple[TensorInput, ...]:
     """
     fresh = tuple(each for each in step.inputs if each.name in step.fresh)
     return fresh or step.inputs
+
+
+def _elements(step: StepPeak) -> int:
+    return sum(each.elements for each in _most_likely(step))

@@ -31,6 +31,10 @@ class HostReading(NamedTuple):
     """Its part that is neither mapped files nor shared memory."""
     rss_shared: int | None = None
     """Its part that is shared memory."""
+    private_space: int | None = None
+    """Address space for private data (``VmData``), with pages that were never written."""
+    other_space: int | None = None
+    """The rest of the address space, which has shared memory and mapped files."""
 
 
 class HostProbe:
@@ -69,13 +73,15 @@ class HostProbe:
             self.close()
             self._begin()
         memory, before = self._memory, self._highest
+        private: int | None = None
+        other: int | None = None
         if memory is None:
             return HostReading()
         try:
             if memory.statm is None:
                 rss, mark = memory.read()
             else:
-                _, resident, shared, _ = os.pread(memory.statm, 128, 0).split(b" ", 3)
+                size, resident, shared, _, _, data, _ = os.pread(memory.statm, 128, 0).split()
                 rss, pages = int(resident) * _PAGE, int(shared)
                 memory.file_pages = pages
                 if not -_SHARED_CHANGED < pages - memory.pages_when_read < _SHARED_CHANGED:
@@ -83,6 +89,8 @@ class HostProbe:
                 # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous
                 # memory, mapped files and shared memory. `shared` counts mapped files and shared memory.
                 memory.rss_anon = rss - pages * _PAGE
+                private = int(data) * _PAGE or None  # sandboxed kernels write 0
+                other = private and int(size) * _PAGE - private
                 mark = getrusage(RUSAGE_SELF).ru_maxrss * _KIB
                 if mark <= memory.inherited:
                     mark = memory.status_figure(b"VmHWM")
@@ -101,7 +109,8 @@ class HostProbe:
             # As `memlog.probes.peaks.PeakWindow` says, for a mark that never falls.
             source = "exact" if mark > before > 0 else "watermark"
         # Half the time of HostReading(…).
-        return tuple.__new__(HostReading, (rss, mark, source, memory.rss_anon, memory.rss_shared))
+        figures = (rss, mark, source, memory.rss_anon, memory.rss_shared, private, other)
+        return tuple.__new__(HostReading, figures)
 
     @property
     def rss_anon(self) -> int | None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -23,18 +21,6 @@ class _MallocInfo(ctypes.Structure):
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
-
-
-def address_space() -> tuple[int, int] | None:
-    """Return the bytes of the address space (``VmSize``), and of its part for private data (``VmData``).
-
-    A page that was never written counts here, and not in the resident set. ``None``: there is no ``/proc``.
-    """
-    with suppress(OSError):
-        found = Path("/proc/self/statm").read_bytes().split()
-        page = os.sysconf("SC_PAGE_SIZE")
-        return int(found[0]) * page, int(found[5]) * page
-    return None
 
 
 def read_heap() -> Heap | None:

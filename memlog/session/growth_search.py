@@ -25,7 +25,7 @@ from memlog.facts.judge import GrowthNews
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.own_memory import TrainersMemory
-from memlog.probes.malloc import address_space, read_heap
+from memlog.probes.malloc import read_heap
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is examined. Each reading takes 5 to 500 µs."""
@@ -103,10 +103,7 @@ class GrowthSearch:
         if (self._reads_heap or self._inquiry.searching) and step % _HEAP_STEPS == 0:
             heap = read_heap()
             if heap is not None:
-                mapped, private = address_space() or (None, None)
-                self._publish(
-                    HeapReading(now_us(), step, heap.in_use, heap.idle, None, private, mapped)
-                )
+                self._publish(HeapReading(now_us(), step, heap.in_use, heap.idle))
 
     def ends(self) -> None:
         """Remember that the training has ended. Memory that its functions held can have been freed.

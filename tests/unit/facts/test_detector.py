@@ -11,7 +11,16 @@ import pytest
 from support.growth_detector import detector, free
 from support.journals import GIB, MIB, at
 
-from memlog.events import Batch, Device, DeviceReading, Event, Finding, HeapReading, Inquiry
+from memlog.events import (
+    Batch,
+    Device,
+    DeviceReading,
+    Event,
+    Finding,
+    Inquiry,
+    StepInputs,
+    TensorInput,
+)
 from memlog.facts.detector import GrowthDetector
 from memlog.facts.growth_findings import GrowthFindings, finding_of
 from memlog.growth import Growth
@@ -51,14 +60,24 @@ def test_a_buffer_that_fills_is_no_growth(takes: float, *, is_shared: bool) -> N
     confirmed: list[Suspicion] = []
     judge = GrowthDetector(free, confirmed.append)
     for step in range(300):
-        level = (500 + 2 * step) * MIB
+        level = 500 * MIB + step * MIB // 8
         anon, shared = (500 * MIB, level) if is_shared else (level, 0)
-        judge(Batch(at(step), step, level, None, None, (), anon, shared))
-        taken = (2000 + int(2 * step * takes)) * MIB
-        private, mapped = (MIB, taken) if is_shared else (taken, MIB)
-        judge(HeapReading(at(step), step, 400 * MIB, 0, None, private, mapped))
+        taken = 2000 * MIB + int(step * takes) * MIB // 8
+        private, other = (MIB, taken) if is_shared else (taken, MIB)
+        judge(Batch(at(step), step, level, None, None, (), anon, shared, private, other))
     judge.finish()
     assert len(confirmed) == (1 if takes else 0)
+
+
+def test_a_leak_that_begins_when_a_buffer_is_full_is_growth() -> None:
+    confirmed: list[Suspicion] = []
+    judge = GrowthDetector(free, confirmed.append)
+    for step in range(400):
+        level, space = (500 + step) * MIB, (2000 + max(step - 200, 0)) * MIB
+        judge(Batch(at(step), step, level, None, None, (), level, 0, space))
+        assert not confirmed or step > 250
+    judge.finish()
+    assert len(confirmed) == 1
 
 
 def test_address_space_that_a_search_gives_back_hides_no_growth() -> None:
@@ -66,10 +85,9 @@ def test_address_space_that_a_search_gives_back_hides_no_growth() -> None:
     judge = GrowthDetector(free, confirmed.append)
     for step in range(300):
         level, searches = (500 + step) * MIB, 60 <= step < 90
-        judge(Batch(at(step), step, level, None, None, (), level, 0))
-        judge(Inquiry(at(step), step, "host.anon", searches))
         private = (2000 + step + (200 if searches else 0)) * MIB
-        judge(HeapReading(at(step), step, 400 * MIB, 0, None, private))
+        judge(Batch(at(step), step, level, None, None, (), level, 0, private))
+        judge(Inquiry(at(step), step, "host.anon", searches))
     judge.finish()
     assert len(confirmed) == 1
 
@@ -265,6 +283,27 @@ def test_free_lists_of_the_allocator_are_distinguished_from_memory_in_use(
     assert {found.series for found in reports.confirmed} == {"host.free_lists"}
     assert all(after - before >= 64 for before, after in pairwise(steps))
     assert len(steps) >= 2
+
+
+@glibc
+@pytest.mark.parametrize("larger_until", [0, 100, 600])
+def test_free_memory_that_larger_inputs_leave_is_no_growth(
+    libc: ctypes.CDLL, larger_until: int
+) -> None:
+    """``larger_until``: the last step whose inputs are larger than those before it."""
+    blocks = allocated(libc, 16 * 600)
+    judge, reports = detector()
+    for step in range(600):
+        for block, _ in blocks[16 * step : 16 * step + 16]:
+            libc.free(block)
+        if step % 60 == 0 and step <= larger_until:
+            inputs = (TensorInput("x", (8, 64 + step), "float32"),)
+            judge(StepInputs(at(step), step, "host", GIB, inputs))
+        judge.step(step, 500 + step)
+    judge.finish()
+    for _, small in blocks:
+        libc.free(small)
+    assert bool(reports.confirmed) is (larger_until < 600)
 
 
 @glibc

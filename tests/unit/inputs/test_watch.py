@@ -97,10 +97,19 @@ def test_lengths_that_grew_for_a_while_and_then_vary_have_no_growth_at_the_end()
     assert "384 at step 9" in newest.title
 
 
-def test_no_record_without_a_rise_of_five_percent() -> None:
+def test_inputs_that_are_larger_than_before_are_published_if_the_peak_rises_by_one_percent() -> (
+    None
+):
+    run = Run()
+    run.train((64 + 16 * (step // 25), 400 * MIB + 5 * MIB * (step // 25)) for step in range(100))
+    assert [record.inputs[0].shape[1] for record in run.records] == [80, 96, 112]
+    assert [record.step for record in run.records] == [25, 50, 75]
+
+
+def test_no_record_of_the_same_inputs_without_a_rise_of_five_percent() -> None:
     run = Run()
     run.train((64, needs(64) + step * MIB) for step in range(100))
-    peaks = [record.peak for record in run.records]
+    peaks = [record.peak for record in run.records[1:]]  # the first one is there to compare with
     assert peaks
     assert all(after >= 1.05 * before for before, after in pairwise(peaks))
     assert run.findings == []

@@ -135,13 +135,33 @@ def test_what_a_search_suspects_is_told_although_growth_is_not_confirmed(tmp_pat
 def test_a_buffer_that_fills_is_told(tmp_path: Path, *, takes: bool) -> None:
     """``takes``: the process takes address space for its growth."""
     levels = [GIB + step * 20 * MIB for step in range(100)]
-    heaps = [
-        HeapReading(at(step), step, MIB, 0, None, 4 * GIB + takes * step * 20 * MIB)
-        for step in range(0, 100, 2)
+    spaces = [4 * GIB + takes * step * 20 * MIB for step in range(100)]
+    events = [
+        replace(event, rss_anon=event.rss, private_space=space)
+        for event, space in zip(steps(levels), spaces, strict=True)
     ]
-    text = verdict(tmp_path, *sorted([*steps(levels), *heaps], key=lambda event: event.time_us))
+    text = verdict(tmp_path, *events)
     assert text.startswith("Unsure: memory rose by 1.9 GiB in 100 steps")
-    assert ("as if it filled a buffer that it had allocated before" in text) is not takes
+    assert ("as when a buffer fills" in text) is not takes
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_leak_inside_memory_that_was_freed_before_is_not_called_steady(
+    tmp_path: Path, *, keeps: bool
+) -> None:
+    heaps = [
+        HeapReading(at(step), step, 300 * MIB + keeps * step * MIB // 10, MIB)
+        for step in (0, 16, 40, 76, 130, 211, 332)
+    ]
+    events = sorted([*steps([GIB] * 400), *heaps], key=lambda event: event.time_us)
+    text = verdict(tmp_path, *events)
+    if keeps:
+        assert text.startswith(
+            "Unsure: memory is steady, but what the program has allocated rose by 25.6 MiB in 256 steps, "
+            "inside memory that it had freed before"
+        )
+    else:
+        assert text.startswith("No growth")
 
 
 @pytest.mark.parametrize("rise", [40, 200])
