@@ -118,6 +118,9 @@ def sentence(finding: Finding, *, ended: bool = False, steady_since: int | None 
     title = finding.title.rstrip(".")
     if not finding.rate:
         return f"{title}."
+    if finding.is_part:
+        since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
+        return f"{title}, as a part of the growth{since}."
     if steady_since is not None:
         begun = (
             f"from step {finding.since_step:,} to" if finding.since_step is not None else "until"

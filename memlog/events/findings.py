@@ -317,6 +317,8 @@ class Finding(msgspec.Struct, frozen=True, array_like=True, tag="finding"):
     """In the run of the lowest rank: the other rank whose finding this is, which ``title`` names, too."""
     memory: str | None = None
     """Memory that grows: ``"host"`` or a device's name; ``None``: other memory, or an older memlog."""
+    is_part: bool = False
+    """True if ``rate`` is a part of the memory's growth. The finding about its main cause has the whole."""
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True, tag="inquiry"):

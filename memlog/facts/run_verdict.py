@@ -19,6 +19,8 @@ class RunVerdict(msgspec.Struct, frozen=True):
     """True if memory rose, and nothing was found."""
     finding: Finding | None = None
     """Finding that the text tells."""
+    parts: tuple[str, ...] = ()
+    """Titles of findings about further causes of the same growth."""
 
     @property
     def growth(self) -> str | None:

@@ -40,8 +40,9 @@ def of_memory(facts: RunFold, status: RunStatus) -> RunVerdict:
     """Return the verdict without a word on how the run ended."""
     findings = facts.findings(status)
     if findings:
-        told = _told(facts, status, findings[0])
-        return RunVerdict("finding", told, finding=findings[0])
+        main, *others = findings
+        parts = [each.title for each in others if each.is_part and each.memory == main.memory]
+        return RunVerdict("finding", _told(facts, status, main), finding=main, parts=tuple(parts))
     found = _without_finding(facts, status)
     doubt = facts.rank_doubt
     if doubt is None or found.rises:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from memlog.leaks.autograd_graphs import NODE_BYTES
 from memlog.leaks.containers import ContainerGrowth
 from memlog.leaks.owner_text import Owner
 from memlog.leaks.watched_storages import WatchedStorage
+
+_SUBSCRIPT: Final = re.compile(r"\[[^]]*\]")
 
 
 class Held(NamedTuple):
@@ -33,7 +36,7 @@ class Held(NamedTuple):
         element_rate: Bytes per step that the container gains in objects other than watched tensors.
         cut_short: True if the search for owners was cut short.
         containers: Number of growing containers that are counted together, because their descriptions are
-            equal. For example, several values of a dictionary have equal descriptions.
+            equal, for example several values of a dictionary.
     """
 
     owner: Owner | None
@@ -66,13 +69,16 @@ class Held(NamedTuple):
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:
-    """Return ``held``, with items joined if their growing containers have the same description."""
+    """Return ``held``, with items joined if their growing containers have the same description.
+
+    The containers of one container count as equal, such as ``outputs['fc1']`` and ``outputs['fc2']``.
+    """
     groups: dict[object, Held] = {}
     for one in held:
         owner, growth = one.owner, one.growth
         key: object = id(one)
         if owner is not None and growth is not None and owner.expression:
-            key = (owner.expression, owner.root, growth.base)
+            key = (_SUBSCRIPT.sub("[…]", owner.expression), owner.root, growth.base)
         before = groups.get(key)
         groups[key] = one if before is None else _joined(before, one)
     return list(groups.values())

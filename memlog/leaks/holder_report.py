@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
-from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing
+from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing, newest_elements
 from memlog.leaks.frame_variables import all_objects
 from memlog.leaks.held import Held, with_equals_joined
 from memlog.leaks.holder_text import addition, holder_of
@@ -32,6 +32,8 @@ _MAX_SHARERS: Final = 64
 _MAX_HOLDERS: Final = 5
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
+_MAX_ELEMENTS: Final = 1000
+"""Maximum number of elements of one container that are looked up."""
 _LEAST: Final = 64.0
 """If an owner gains fewer bytes per step than this, it is not reported."""
 _SEVERAL: Final = 2
@@ -160,16 +162,19 @@ class HolderReport:
         return [self._alive[key] for key in graph.storages.keys() & self._alive.keys()]
 
     def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
-        """Return a `_Target` for each `Site` whose storages are still alive.
+        """Return a `_Target` for each `Site` whose storages are still alive, and each container of them.
 
         ``holders`` are tensors of the site's newest storage that has tensors with a Python object. If no
         storage has such tensors, ``holders`` is empty.
         """
         in_graphs = {key for target in graphs for key in target.sizes}
-        sites: defaultdict[Site, dict[int, WatchedStorage]] = defaultdict(dict)
+        sites: defaultdict[tuple[Site, int], dict[int, WatchedStorage]] = defaultdict(dict)
+        containers = self._containers_of_elements()
         for key, one in self._alive.items():
-            if key in self._tensors.by_storage or key not in in_graphs:
-                sites[one.site][key] = one
+            views = self._tensors.by_storage.get(key, ())
+            if views or key not in in_graphs:
+                within = next((containers[id(each)] for each in views if id(each) in containers), 0)
+                sites[one.site, within][key] = one
         found = []
         for left in sites.values():
             known = [key for key in left if key in self._tensors.by_storage]
@@ -179,6 +184,17 @@ class HolderReport:
             are_views = bool(known) and _shown_bytes(views) < VIEWS * sizes[known[-1]]
             found.append(_Target(views[:_MAX_VIEWS], left, sizes, are_views=are_views))
         return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _containers_of_elements(self) -> dict[int, int]:
+        """Return the container of each newest element of the containers that grow, by identity."""
+        found: dict[int, int] = {}
+        others = [one for one in self._grown if one.base is not bytearray]
+        for growth in sorted(others, key=lambda one: -one.gained)[:_MAX_MEASURED]:
+            count = min(growth.gained, _MAX_ELEMENTS)
+            for element in newest_elements(growth.container, growth.base, count):
+                value = element[1] if growth.base is dict else element
+                found[id(value)] = id(growth.container)
+        return found
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
         chains = self._chains(search, targets)

@@ -118,11 +118,12 @@ def _subject(held: Held, kind: HolderKind, where: str | None, function: str, ste
         if owner.expression:
             described = f"`{owner.expression}{owner.contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
-    containers = owner.kind
+    what, gains = f"{described}, {owner.kind}", "gains"
     if held.containers > 1:
         containers = f"{held.containers} containers ({type_name(owner.container)})"
+        what, gains = f"{described} and the like, {containers}", "gain"
     here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
-    return f"{described}, {containers}{here}, gains {_gain(held, kind, steps)}{there}."
+    return f"{what}{here}, {gains} {_gain(held, kind, steps)}{there}."
 
 
 def _is_nameless(owner: Owner) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -49,6 +50,7 @@ _PART = 0.25
 _KEPT = ("kept_tensors", "growing_container")
 _HELD = (*_KEPT, "kept_graph", "model_copies")
 """Kinds of holders that a variable of the program refers to. `_KEPT` have no more than the program keeps."""
+_CYCLES = "reference_cycles"
 _EXPLAINED = 0.5
 """If all holders together explain less than this fraction of the growth, a second search begins."""
 _RISES = 0.35
@@ -404,7 +406,9 @@ class GrowthInquiry:
             self._unexplained = growth
         if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
             named = between_free_memory(holders) or named
-        if _will_fit(growth, named):
+        is_garbage = self._is_ending and gc.isenabled() and named[:1] and named[0].kind == _CYCLES
+        if is_garbage or _will_fit(growth, named):
+            # Garbage that waits at the end is no leak: the collector would have freed it later.
             self._unexplained = growth
             self._tell_suspects(growth, growth.step, named)
             return
@@ -508,4 +512,5 @@ def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
         ),
         remedy=holder.remedy,
         memory=general.memory,
+        is_part=not is_main,
     )

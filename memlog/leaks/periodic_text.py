@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from memlog._internal.inert_access import is_kind
+from memlog._internal.inert_access import is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.growers import FREQUENT, Grower, newest_of, owner_of
@@ -32,6 +32,8 @@ _SURE: Final = 3
 _WITHIN: Final = 0.25
 """If the gained elements hold the growth up to this part of it, the confidence can be high."""
 _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
+_ORDINARY: Final = (list, tuple, dict, set, torch.Tensor)
+"""Types of elements that tell nothing about what is in them."""
 _NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
 
 
@@ -95,22 +97,24 @@ def _title(owner: Owner, grower: Grower, where: str | None, function: str) -> st
     size += " per step" if is_steady else " each time"
     if grower.is_buffer:
         return f"{name}{place}{at} is replaced by larger ones: {size}."
-    kind = owner.kind if grower.containers == 1 else f"{grower.containers} containers"
     here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
-    what = f"{name}, {kind}{here}," if kind else f"{name}{here}"
-    gains = f"{what} gains {_gain(grower)} {every}{there}"
+    if grower.containers > 1:
+        what = f"{name} and the like, {grower.containers} containers{here}, gain"
+    else:
+        what = f"{name}, {owner.kind}{here}, gains" if owner.kind else f"{name}{here} gains"
+    gain = _gain(grower)
+    gains = f"{what} {gain} {every}{there}"
+    is_one = gain.startswith("one ")
     if grower.foreign:
-        return (
-            f"{gains}. They refer to `{grower.foreign}`, whose memory is outside Python: that explains "
-            f"{size}."
-        )
+        within = f" (`{grower.foreign}`)" if grower.foreign not in gain else ""
+        memory = f"{'Its' if is_one else 'Their'} memory is outside Python{within}"
+        return f"{gains}. {memory}: that explains {size}."
     if grower.is_partial:
         return f"{gains}. An element has too many objects to add up: by elimination, they explain {size}."
     if grower.graph > grower.bytes_gained / 2:
         is_each = grower.is_steady and _is_tensor(grower)
-        return (
-            f"{gains}. {GRAPH_OF_STEP if is_each else 'They keep autograd graphs alive'} ({size})."
-        )
+        keeps = "It keeps an autograd graph" if is_one else "They keep autograd graphs"
+        return f"{gains}. {GRAPH_OF_STEP if is_each else f'{keeps} alive'} ({size})."
     return f"{gains}. That keeps {size}{_limit(grower)}."
 
 
@@ -128,6 +132,10 @@ def _gain(grower: Grower) -> str:
     elif _is_frequent(grower):
         count = round(count / grower.steps)
     noun = _NOUNS.get(_kind(grower), "tensor" if _is_tensor(grower) else "element")
+    newest = newest_of(grower.chain.objects[-1])
+    if grower.foreign and newest is not None and not any(is_kind(newest, one) for one in _ORDINARY):
+        noun = f"`{type_name(newest)}`"
+        return f"one {noun}" if count == 1 else f"{count:,} of type {noun}"
     if count == 1:
         return f"one {noun}"
     return f"{count:,} {noun}s"

@@ -81,6 +81,8 @@ def print_end(
         say(f"{of}{verdict.text}")
         if found is not None and found.remedy:
             say(f"{of}what to do: {found.remedy}")
+        for title in verdict.parts:
+            say(f"{of}also: {title}")
     if not silent:
         for line in _links(run, has_data=has_data):
             say(line)

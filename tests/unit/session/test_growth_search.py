@@ -73,3 +73,24 @@ def test_what_a_function_held_until_it_returned_is_no_garbage(
     search.take(GrowthNews("confirmed", 1, growth(150)))
     search.finish()
     assert [event.kind for event in published if isinstance(event, Finding)] == [told][: bool(told)]
+
+
+def test_garbage_that_waits_at_the_end_is_only_a_possible_cause() -> None:
+    """A collection has run before the suspicion, so none runs at the end."""
+    published: list[Event] = []
+    search = GrowthSearch(
+        published.append, Diagnostics(), lambda: False, lambda: 150, time.monotonic()
+    )
+    search.take(GrowthNews("suspected", 1, growth(80)))
+    title = "Tensors made at train.py:3 wait in reference cycles for Python's garbage collector."
+    found = Holder("reference_cycles", title, None, 0.8 * MIB, (), "medium", None)
+    search._inquiry._holders = (
+        found,
+    )  # a real search takes many steps, and tells that it has begun
+    search._inquiry._tell(HOST_ANON, 90, searching=True)
+    search.ends()
+    search.take(GrowthNews("confirmed", 2, growth(150)))
+    search.finish()
+    assert not [event for event in published if isinstance(event, Finding)]
+    [suspect] = [event for event in published if isinstance(event, Inquiry)][-1].suspects
+    assert suspect.title == title
