@@ -49,11 +49,12 @@ class UntouchedSpace:
         if window is None:
             return False
         pairs = zip(window.indexes, window.levels, strict=True)
-        steps, levels = zip(
-            *[pair for pair in pairs if pair[0] >= since] or [(0, 0.0)], strict=True
-        )
-        if len(levels) < 2 * _JOINED:
+        known = [(step, level) for step, level in pairs if step >= since]
+        if len(known) < 2 * _JOINED:
             return False
-        fallen = median(levels[:_JOINED]) - median(levels[-_JOINED:])
-        risen = rate * (steps[-_JOINED // 2] - steps[_JOINED // 2])
-        return fallen >= _FILLED * risen > 0
+        (begin, before), (end, after) = (
+            (median(step for step, _ in each), median(level for _, level in each))
+            for each in (known[:_JOINED], known[-_JOINED:])
+        )
+        risen = rate * (end - begin)
+        return before - after >= _FILLED * risen > 0
