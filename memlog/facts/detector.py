@@ -138,6 +138,8 @@ class GrowthDetector:
         """Heap when growth was suspected, or at the end of the newest search."""
         self._newest_heap: HeapReading | None = None
         self._untouched = UntouchedSpace()
+        self._has_suspects: dict[str, bool] = {}
+        """For each series, whether its holders are known, and may go on to grow."""
         self._most_elements, self._grew_at = 0, -1
         """Elements in the largest inputs of a step, and the step that needed more than those before it."""
         self._anon: int | None = None
@@ -152,6 +154,7 @@ class GrowthDetector:
             self._take_sample(event)
         elif type(event) is Inquiry:
             self._is_searching = event.searching
+            self._has_suspects[event.series] = bool(event.suspects) and not event.will_fit
             if event.garbage and event.series in self._watches:
                 self._watches[event.series].drop()
         elif type(event) is HeapReading:
@@ -349,7 +352,13 @@ class GrowthDetector:
         self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
 
     def _is_filling(self, series: str, growth: Growth) -> bool:
-        """Return True if the program writes into memory that it has taken before, up to now."""
+        """Return True if the program writes into memory that it has taken before, up to now.
+
+        If containers are known that hold the growth, it is an allocator that takes address space in large
+        pieces, as jemalloc does.
+        """
+        if self._has_suspects.get(series):
+            return False
         middle = growth.since + (self._step - growth.since) // 2
         return self.fills(series, growth.rate, growth.since) and self.fills(
             series, growth.rate, middle

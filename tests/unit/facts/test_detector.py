@@ -80,6 +80,19 @@ def test_a_leak_that_begins_when_a_buffer_is_full_is_growth() -> None:
     assert len(confirmed) == 1
 
 
+def test_growth_whose_holder_is_known_is_no_buffer_that_fills() -> None:
+    """Some allocators take address space long before they use it."""
+    confirmed: list[Suspicion] = []
+    judge = GrowthDetector(free, confirmed.append)
+    holder = Finding(at(50), 50, "kept_tensors", "`kept`, a list", "kept", 0, MIB, None, None)
+    judge(Inquiry(at(50), 50, "host.anon", False, (holder,)))
+    for step in range(300):
+        level = (500 + step) * MIB
+        judge(Batch(at(step), step, level, None, None, (), level, 0, 2000 * MIB))
+    judge.finish()
+    assert len(confirmed) == 1
+
+
 def test_address_space_that_a_search_gives_back_hides_no_growth() -> None:
     confirmed: list[Suspicion] = []
     judge = GrowthDetector(free, confirmed.append)
