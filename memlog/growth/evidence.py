@@ -107,7 +107,7 @@ def evidence(
     if (
         excluded is None
         or _rises_at_the_end(steady, near)
-        or _goes_on(lasting, near)
+        or _goes_on(levels, lasting, near)
         or not _has_slowed(indexes, levels, begin, near, hidden)
     ):
         rise = lasting[-1] - median(levels[: min(3, count)])
@@ -222,17 +222,22 @@ def _lasting(levels: Sequence[float]) -> list[float]:
     return found[::-1]
 
 
-def _goes_on(lasting: Sequence[float], near: float) -> bool:
+def _goes_on(levels: Sequence[float], lasting: Sequence[float], near: float) -> bool:
     """Return True if lasting rises form a pattern, such as a rise at each evaluation, that may go on.
 
-    Rises in neighbouring groups of levels are one rise. A rise in the first groups is the warm-up.
+    Rises in neighbouring groups of levels are one rise. A rise in the first groups is the warm-up. Towards
+    the end, few levels are left that can dip, so that the lowest of them is higher. This is no rise: the
+    median must rise, too.
     """
     size = max(len(lasting) // _GROUPS, 3)
     rises: list[tuple[int, float]] = []
     level, newest = lasting[0], 0
     for at in range(size, len(lasting), size):
         rise = lasting[at] - level
-        if rise > near:
+        usual = median(levels[at : at + size]) - median(
+            levels[max(at - 2 * size, 0) : at - size + 1]
+        )
+        if rise > near and usual > near / 2:
             if at - newest <= 2 * size:
                 rises[-1:] = [(at, rise + (rises[-1][1] if rises else 0.0))]
             else:

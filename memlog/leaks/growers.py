@@ -27,6 +27,9 @@ from memlog.leaks.variable_paths import Path, follow
 
 _OFTEN: Final = 0.75
 """If less than this part of the memory came at rises at which a container grew, it is not named."""
+_MOST: Final = 0.6
+_RECENT: Final = 4
+"""Unless it grew at one of the newest `_RECENT` rises, and its bytes are at least `_MOST` of the growth."""
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
 _SAMPLED: Final = 5_000
@@ -309,9 +312,11 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     rises = sum(grew if first is readings[0] else grew[1:])
     risen = [after.level - before.level for before, after in pairwise(readings)]
     meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
-    # Once it may be late, if another thread adds the elements.
-    if not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen):
-        return None  # it may be full, or memory rises without it
+    # Once it may be late, if another thread adds the elements. If not, it may be full, or memory rises
+    # without it. If its bytes are the growth, the levels of the steps go up and down beside it.
+    is_beside = not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen)
+    if is_beside and not any(grew[-_RECENT:]):
+        return None
     own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
     are_views = is_partial = False
     if not is_buffer(type(container)):
@@ -323,6 +328,8 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
         is_partial = weight.is_partial
+    if is_beside and not _MOST <= (own + graph) / growth <= 1 / _MOST:
+        return None
     slots = _most_elements(candidate, container)
     # What it gained until the first rise may have begun earlier.
     grown = [after for after, did in zip(readings[1:], grew, strict=True) if did]

@@ -28,13 +28,19 @@ _MAX_WALKS: Final = 8
 _MORE: Final = 1.4
 """A walk after a rise begins only if the memory has risen in all by this factor since the one before. So
 levels that go up and down, before a leak begins, do not use up the walks."""
+_SHORTEST: Final = 2
+_LONGEST: Final = 32
+"""Least and most steps that a rise must last before it counts. If memory falls again after rises, memlog
+doubles this number: in many programs the level at the ends of steps goes up and down by some MiB."""
+_FALLS: Final = 2
+"""Number of falls before that."""
 _SETTLING: Final = 2
 """Number of steps after the first walk before the level counts: the walk takes memory, too."""
 _STAIRS: Final = 1.5
 """Multiple of the smallest rise. A steady growth is noticed as soon as it has reached the smallest rise."""
 _ONE_RISE: Final = 4
 """Rises within this number of steps are one."""
-_STILL: Final = 3
+_STILL: Final = 5
 """A container that has not grown at this number of rises is dropped."""
 _MAX_CANDIDATES: Final = 200
 _SECONDS: Final = 0.5
@@ -55,7 +61,8 @@ class PeriodicSearch:
 
     def __init__(self, least: int) -> None:
         self._least = least
-        self._newest: deque[int] = deque(maxlen=2)
+        self._newest: deque[int] = deque(maxlen=_SHORTEST)
+        self._falls = 0
         self._began: int | None = None
         self._thread_began = time.thread_time()
         self._before: Lengths | None = None
@@ -136,7 +143,18 @@ class PeriodicSearch:
             return self._take_rise(step, low)
         if high < self._level - self._least:
             self._level = high
+            self._falls += 1
+            if self._falls >= _FALLS and not self._has_growers and len(self._newest) < _LONGEST:
+                self._look_longer()
         return None
+
+    def _look_longer(self) -> None:
+        """Let a rise count only if it lasts twice as long, and forget the rises so far."""
+        self._newest = deque(self._newest, maxlen=2 * len(self._newest))
+        self._falls, self._walks, self._walks_at = 0, 1, 0.0
+        self._candidates, self._dropped = [], set()
+        self.rises.clear()
+        self._gradual.clear()
 
     def _may_work(self) -> bool:
         return self.seconds < _SECONDS + _SHARE * (time.thread_time() - self._thread_began)

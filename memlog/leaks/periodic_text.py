@@ -94,7 +94,7 @@ def _title(owner: Owner, grower: Grower, where: str | None, function: str) -> st
     is_steady = grower.is_steady
     part = 1 / grower.steps if is_steady else grower.each / grower.gained
     size = format_bytes(grower.bytes_gained * part)
-    size += " per step" if is_steady else " each time"
+    size += " per step" if is_steady else " each time" if grower.every else ""
     if grower.is_buffer:
         return f"{name}{place}{at} is replaced by larger ones: {size}."
     here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
@@ -153,8 +153,8 @@ def _every(grower: Grower) -> str:
     steps = round(grower.every)
     if grower.is_steady:
         return "per step" if _is_frequent(grower) else f"in {grower.steps:,} steps"
-    if not steps:
-        return "when memory rises"
+    if not steps:  # it was not seen twice how many steps lie between
+        return "when memory rises" if grower.rises == 1 else f"in {grower.steps:,} steps"
     return "at each step" if steps == 1 else f"every {steps:,} steps"
 
 

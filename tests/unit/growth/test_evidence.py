@@ -88,3 +88,13 @@ def test_a_rise_is_named() -> None:
     found = known([300.0 + step for step in range(100)])
     assert found.since is None
     assert found.rise == pytest.approx(98 * MIB)
+
+
+def test_levels_that_dip_now_and_then_are_steady() -> None:
+    """In the last steps, there is no dip. The lowest of the levels that are left rises there."""
+    series = [500.0 + 20 * (step >= 60) + 10 * (step >= 132) for step in range(400)]
+    for step in range(135, 375, 9):
+        series[step] -= 5.5
+    found = known(series)
+    assert found.since == 132
+    assert found.excluded < 2 * FLOOR
