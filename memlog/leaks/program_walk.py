@@ -64,6 +64,8 @@ _ATOMS: Final = (
     WrapperDescriptorType,
 )  # fmt: skip
 """Types of objects that hold no container of the program."""
+_DEPTH: Final = 3
+"""Depth of a data frame's arrays: its manager refers to a tuple of blocks, and each block to its array."""
 _BUFFERS: Final = "buffer"
 _OTHERS: Final = "other"
 
@@ -207,7 +209,7 @@ class ProgramWalk:
 
 
 def buffer_bytes(one: Any) -> int:
-    """Return the bytes of a tensor's storage, or of an array; 0 if unknown."""
+    """Return the bytes of a tensor's storage, of an array, or of a data frame's arrays; 0 if unknown."""
     if is_kind(one, torch.Tensor):
         try:
             with torch._C.DisableTorchFunctionSubclass():
@@ -218,20 +220,38 @@ def buffer_bytes(one: Any) -> int:
     if is_kind(one, bytearray):
         return bytearray.__len__(one)
     array = _array_type()
-    return int(array.nbytes.__get__(one)) if array is not None and is_kind(one, array) else 0
+    if array is None:
+        return 0
+    return int(array.nbytes.__get__(one)) if is_kind(one, array) else _frame_bytes(one, array)
+
+
+def _frame_bytes(frame: Any, array: Any) -> int:
+    """Return the bytes of the arrays in a pandas data frame, without a call of its methods."""
+    found, waiting = 0, [(instance_dict(frame) or {}).get("_mgr")]
+    for _ in range(_DEPTH):
+        inner = [each for one in waiting for each in gc.get_referents(one)]
+        found += sum(int(array.nbytes.__get__(one)) for one in inner if is_kind(one, array))
+        waiting = [one for one in inner if is_kind(one, tuple) or _is_of_pandas(type(one))]
+    return found
+
+
+def _is_of_pandas(kind: type) -> bool:
+    module = class_namespace(kind).get("__module__")
+    return type(module) is str and module.startswith("pandas.")
 
 
 def is_buffer(kind: type) -> bool:
-    """Return True for tensors, arrays and bytearrays."""
-    array = _array_type()
-    return any(
-        base is torch.Tensor or base is bytearray or (array is not None and base is array)
-        for base in bases(kind)
-    )
+    """Return True for tensors, arrays, data frames and bytearrays."""
+    known = (torch.Tensor, bytearray, _array_type(), _frame_type())
+    return any(base is one for base in bases(kind) for one in known if one is not None)
 
 
 def _array_type() -> Any:
     return getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def _frame_type() -> Any:
+    return getattr(sys.modules.get("pandas"), "DataFrame", None)
 
 
 def _kind_of(kind: type) -> object:

@@ -6,6 +6,7 @@ import collections
 import functools
 import gc
 import queue
+import random
 import sys
 import threading
 import weakref
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -213,6 +216,36 @@ def test_a_tensor_that_is_replaced_by_a_longer_one_is_named() -> None:
     assert holder.title.startswith("`module.states` in `test_a_tensor_that_is_replaced")
     assert "is replaced by larger ones: 10.0 MiB each time" in holder.title
     assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.05)
+
+
+def test_a_data_frame_that_is_replaced_by_a_longer_one_is_named() -> None:
+    memory, table = Memory(), pd.DataFrame()
+
+    def evaluate(_: int) -> None:
+        nonlocal table
+        memory.level += 10 * MIB
+        values = np.zeros((10 * MIB // 400, 100), dtype="float32")
+        table = pd.concat([table, pd.DataFrame(values).assign(step=1)])
+
+    holder = only(named(evaluate, memory))
+    assert holder.title.startswith("`table` in `test_a_data_frame_that_is_replaced")
+    assert "is replaced by larger ones: 10." in holder.title
+
+
+def test_levels_that_go_up_and_down_do_not_hide_a_container() -> None:
+    """Gradients are freed and made again: the levels swing by more than the smallest rise."""
+    memory, history, swings = Memory(), [], random.Random(5)  # noqa: S311 - the same at every run
+    search, found = PeriodicSearch(2 * MIB), []
+    for step in range(800):
+        if step % 80 == 79:
+            history.append(memory.take())
+        growers = search.step_ended(step, memory.level + swings.choice((0, 0, 4, 8)) * MIB)
+        if growers:
+            found.append(holder_of_growth(growers[0]))
+        del growers
+    assert len(found) >= 3
+    assert all("`history`, a list in" in one.title for one in found)
+    assert found[-1].bytes_per_step == pytest.approx(10 * MIB / 80, rel=0.2)
 
 
 def test_inputs_and_outputs_of_larger_steps_are_not_named() -> None:
