@@ -37,6 +37,8 @@ class Held(NamedTuple):
         cut_short: True if the search for owners was cut short.
         containers: Number of growing containers that are counted together, because their descriptions are
             equal, for example several values of a dictionary.
+        part: Elements that the container gained per step since the first census, divided by those per watched
+            iteration. Below 1 if it gains one every few steps, and the watched iterations saw one by chance.
     """
 
     owner: Owner | None
@@ -54,18 +56,20 @@ class Held(NamedTuple):
     element_rate: float = 0.0
     cut_short: bool = False
     containers: int = 1
+    part: float = 1.0
 
     @property
     def bytes_per_step(self) -> float:
         kept = sum(self.sizes.values()) + self.nodes * NODE_BYTES + self.traceback_bytes
-        return kept / self.iterations + self.element_rate
+        return self.part * kept / self.iterations + self.element_rate
 
     @property
     def graph_bytes_per_step(self) -> float:
         """Bytes that ``.detach()`` frees: those that only graphs keep."""
         if not self.nodes:
             return 0.0
-        return self.bytes_per_step - self.own_bytes / self.iterations - self.element_rate
+        own = self.part * self.own_bytes / self.iterations
+        return self.bytes_per_step - own - self.element_rate
 
 
 def with_equals_joined(held: Iterable[Held]) -> list[Held]:

@@ -125,8 +125,16 @@ class HolderReport:
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = with_equals_joined(self._with_containers(search, containers, held))
+        held = [one._replace(part=self._part(one)) for one in held]
         largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
         return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
+
+    def _part(self, held: Held) -> float:
+        gained = self._steps if held.growth is None else held.growth.gained
+        watched = len({one.iteration for one in held.storages.values()})
+        if not watched or gained >= self._steps:
+            return 1.0
+        return min(1.0, (gained / self._steps) / (watched / self._iterations))
 
     def _graph_targets(self) -> list[_Target]:
         """Return a `_Target` for each group of similar graphs that the watched iterations made."""

@@ -417,6 +417,8 @@ class GrowthInquiry:
             self._unexplained = growth
         if any(one in self._periodic.holders for one in named):
             self._periodic.stop()  # they are reported now
+        elif named and not _explain(named, growth):
+            self._unexplained = growth  # the search goes on for what holds the rest
         for holder in named:
             self._publish(_finding(growth, holder, is_main=holder is named[0]))
         self._tell(growth.series, growth.step)
