@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -27,9 +27,12 @@ from memlog.leaks.variable_paths import Path, follow
 
 _OFTEN: Final = 0.75
 """If less than this part of the memory came at rises at which a container grew, it is not named."""
+_LEAST: Final = 0.1
+"""What holds at least this part of the growth counts when several grow at different rises."""
 _MOST: Final = 0.6
+"""Unless its bytes are at least this part of the growth, and at most its inverse."""
 _RECENT: Final = 4
-"""Unless it grew at one of the newest `_RECENT` rises, and its bytes are at least `_MOST` of the growth."""
+"""A container that did not grow at the newest `_RECENT` rises is not named at all."""
 _SAMPLE: Final = 6
 """Maximum number of a container's newest elements that are weighed."""
 _SAMPLED: Final = 5_000
@@ -65,7 +68,10 @@ _OUTSIDE: Final = _ENOUGH
 
 
 class Identity(NamedTuple):
-    """Identities of a container and of its oldest element, and a weak reference to that element."""
+    """Identities of a container and of its oldest element, and a weak reference to that element.
+
+    A tuple has no weak references. It is known by one of its items.
+    """
 
     container: int
     oldest: int | None
@@ -116,6 +122,8 @@ class Grower(NamedTuple):
         slots: Number of elements that it can have; 0 if it has no limit, or an unknown one.
         bytes_left: Bytes that it can still gain; ``None`` if it has no limit, or an unknown one.
         is_little: True if the containers found hold too little of the growth to be its cause by themselves.
+        is_beside: True if memory also rises without it.
+        risen_at: First steps of the rises at which it grew, and their bytes.
     """
 
     chain: Chain
@@ -140,6 +148,8 @@ class Grower(NamedTuple):
     slots: int = 0
     bytes_left: float | None = None
     is_little: bool = False
+    is_beside: bool = False
+    risen_at: Mapping[int, int] = {}
 
     @property
     def is_by_elimination(self) -> bool:
@@ -162,14 +172,14 @@ class Candidate(NamedTuple):
     def is_replaced(self) -> bool:
         """True if it has not been the same object all the time."""
         known = [one.identity for one in self.readings if one.identity is not None]
-        if (
-            len({one.container for one in known}) > 1
-            or len({one.oldest for one in known} - {None}) > 1
-        ):
+        if len({one.container for one in known}) > 1:
             return True
-        # A new container and a new element can have the identities of those that were freed.
+        # A new container and a new element can have the identities of those that were freed. If another
+        # element is the first one now, the program can have put it before the others.
+        is_other = len({one.oldest for one in known} - {None}) > 1
+        is_unknown = is_other and any(one.oldest and one.reference is None for one in known)
         is_freed = any(one.reference is not None and one.reference() is None for one in known)
-        return self.is_replaced_first or is_freed
+        return self.is_replaced_first or is_unknown or is_freed
 
 
 def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grower]:
@@ -185,7 +195,7 @@ def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grow
             return []
         one = _weighed(each, in_stairs=in_stairs)
         weighed += [] if one is None else [one]
-    found = _with_unseen(_joined(weighed))
+    found = _with_unseen(_joined(_coincident(weighed, candidates)))
     named = [one for one in found if one.explained >= _PART and _is_kept(one)]
     explained = sum(one.explained for one in named)
     if explained > _ALL:
@@ -194,6 +204,32 @@ def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grow
         little = [one for one in found if one.tensors and one.explained >= _LITTLE]
         named = [one._replace(is_little=True) for one in little if _is_kept(one)]
     return sorted(named, key=lambda one: -one.explained)
+
+
+def _coincident(growers: list[Grower], candidates: Sequence[Candidate]) -> list[Grower]:
+    """Return the growers without those beside which memory also rises for other reasons.
+
+    Memory can rise when another one of them grows. And if a grower's bytes are the growth, what rises
+    besides comes and goes from step to step.
+    """
+    heavy = [one for one in growers if one.explained >= _LEAST]
+    together = {rise: size for one in heavy for rise, size in one.risen_at.items()}
+    every = {
+        after.rise: after.level - before.level
+        for one in candidates
+        for before, after in pairwise(one.readings)
+    }
+    begun = max((min(one.risen_at) for one in heavy if one.risen_at), default=0)
+    risen = sum(size for rise, size in every.items() if rise >= begun)
+    met = sum(size for rise, size in together.items() if rise >= begun)
+    is_all = len(heavy) > 1 and met >= _OFTEN * risen
+    return [
+        one
+        for one in growers
+        if not one.is_beside
+        or _MOST <= one.explained <= 1 / _MOST
+        or (is_all and one.explained >= _LEAST)
+    ]
 
 
 def reading_of(chain: Chain | None, rise: int, step: int, length: int, level: int) -> RiseReading:
@@ -253,10 +289,10 @@ def _identity(container: Any) -> Identity:
     one = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
     if one is None:
         return Identity(id(container), None, None)
-    try:
-        return Identity(id(container), id(one), weakref.ref(one))
-    except TypeError:  # no references to it, such as to a string
-        return Identity(id(container), id(one), None)
+    for part in (one, *one) if type(one) is tuple else (one,):
+        with contextlib.suppress(TypeError):  # no references to it, such as to a string
+            return Identity(id(container), id(one), weakref.ref(part))
+    return Identity(id(container), id(one), None)
 
 
 def _slots(chain: Chain) -> int:
@@ -312,11 +348,10 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     rises = sum(grew if first is readings[0] else grew[1:])
     risen = [after.level - before.level for before, after in pairwise(readings)]
     meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
-    # Once it may be late, if another thread adds the elements. If not, it may be full, or memory rises
-    # without it. If its bytes are the growth, the levels of the steps go up and down beside it.
+    # Once it may be late, if another thread adds the elements.
     is_beside = not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen)
     if is_beside and not any(grew[-_RECENT:]):
-        return None
+        return None  # it may be full
     own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
     are_views = is_partial = False
     if not is_buffer(type(container)):
@@ -328,8 +363,6 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
         is_partial = weight.is_partial
-    if is_beside and not _MOST <= (own + graph) / growth <= 1 / _MOST:
-        return None
     slots = _most_elements(candidate, container)
     # What it gained until the first rise may have begun earlier.
     grown = [after for after, did in zip(readings[1:], grew, strict=True) if did]
@@ -359,6 +392,12 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         is_partial=is_partial,
         group=_group(candidate.path, chain),
         is_steady=is_steady,
+        is_beside=is_beside,
+        risen_at={
+            each.rise: size
+            for each, size, did in zip(readings[1:], risen, grew, strict=True)
+            if did
+        },
         slots=slots,
         bytes_left=(slots - last.length) * (own + graph) / gained if slots else None,
     )

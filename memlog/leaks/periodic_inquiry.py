@@ -170,7 +170,7 @@ class PeriodicInquiry:
         otherwise, if the holder is sure.
         """
         search = self._search
-        if search is None or not (self.holders and self.is_weighed):
+        if search is None or not (search.rises and self.holders and self.is_weighed):
             return False
         if self.last_step - search.rises[-1][0] >= _OVERDUE * self._every:
             return False

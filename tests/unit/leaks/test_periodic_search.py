@@ -248,6 +248,38 @@ def test_levels_that_go_up_and_down_do_not_hide_a_container() -> None:
     assert found[-1].bytes_per_step == pytest.approx(10 * MIB / 80, rel=0.2)
 
 
+@pytest.mark.parametrize("kind", ["list", "deque", "tuples"])
+def test_the_newest_element_can_be_the_first(kind: str) -> None:
+    memory = Memory()
+    kept: Any = collections.deque() if kind == "deque" else []
+
+    def evaluate(step: int) -> None:
+        [taken] = memory.take(1)
+        memory.level += 9 * MIB
+        taken = torch.cat([taken, torch.empty(9 * MIB // 4)])
+        kept.insert(0, (step, taken) if kind == "tuples" else taken)
+
+    holder = only(named(evaluate, memory))
+    assert holder.title.startswith("`kept`, a ")
+    assert "every 30 steps" in holder.title
+
+
+def test_two_containers_that_grow_at_different_rises_are_both_named() -> None:
+    memory, copies, records = Memory(), [], []
+
+    def keep(step: int) -> None:
+        if step % 50 == 49:
+            copies.append(memory.take(8))
+        if step % 20 == 19:
+            records.append(memory.take(3))
+
+    found = named(keep, memory, steps=400, every=1)
+    titles = [one.title for one in found[-1][1]]
+    assert len(titles) == 2
+    assert titles[0].startswith("`copies`, a list in")
+    assert titles[1].startswith("`records`, a list in")
+
+
 def test_inputs_and_outputs_of_larger_steps_are_not_named() -> None:
     memory, trainer = Memory(), SimpleNamespace(metric=Window([]))
     inputs, output = [tensor()], torch.zeros(MIB // 4)
