@@ -251,16 +251,16 @@ def test_levels_that_go_up_and_down_do_not_hide_a_container() -> None:
 @pytest.mark.parametrize("kind", ["list", "deque", "tuples"])
 def test_the_newest_element_can_be_the_first(kind: str) -> None:
     memory = Memory()
-    kept: Any = collections.deque() if kind == "deque" else []
+    newest_first: Any = collections.deque() if kind == "deque" else []
 
     def evaluate(step: int) -> None:
         [taken] = memory.take(1)
         memory.level += 9 * MIB
         taken = torch.cat([taken, torch.empty(9 * MIB // 4)])
-        kept.insert(0, (step, taken) if kind == "tuples" else taken)
+        newest_first.insert(0, (step, taken) if kind == "tuples" else taken)
 
     holder = only(named(evaluate, memory))
-    assert holder.title.startswith("`kept`, a ")
+    assert holder.title.startswith("`newest_first`, a ")
     assert "every 30 steps" in holder.title
 
 
