@@ -182,7 +182,7 @@ def _unsure(facts: RunFold, owner: str, text: str, rate: float, since: int | Non
             "fills"
         )
     elif owner == HOST and rises and facts.have_inputs_grown(since):
-        text += ", while the steps' inputs became larger"
+        text += ", and the steps with the largest inputs came late"
     elif rises and any(inquiry.searching for inquiry in searches):
         text += ", and the search for the cause had not ended"
     elif rises:

@@ -14,6 +14,7 @@ If memory will be full soon, the second test and the decision come earlier.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -180,7 +181,7 @@ class SeriesWatch:
         before = self._levels.highest_before(found.since)
         # If a level before the growth was about as high as the newest, levels go up and down: this is no
         # leak.
-        return None if before is not None and before > found.level - found.total / 4 else found
+        return None if before is not None and _was_as_high(before, found) else found
 
     def _begin(self, growth: Growth, step: int, *, is_told: bool = False) -> None:
         self._found, self._found_at, self._is_told = growth, step, is_told
@@ -223,7 +224,11 @@ class SeriesWatch:
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
             found = find_growth(steps, levels, _SLOWEST * suspected.rate, _LATER)
-            if found is not None and found.total >= self.floor:
+            if (
+                found is not None
+                and found.total >= self.floor
+                and not _is_again(found, self.in_use)
+            ):
                 level = self.finest.levels[-1]
                 return self._confirmed(
                     found._replace(since=suspected.since, level=level), suspected
@@ -277,6 +282,17 @@ def _is_due(window: LevelWindow, least: int) -> bool:
         return False
     window.unseen = 0
     return levels[-1] > levels[-least]
+
+
+def _was_as_high(before: float, found: Growth) -> bool:
+    """Return True if a level before the growth was about as high as the newest."""
+    return before > found.level - found.total / 4
+
+
+def _is_again(found: Growth, levels: Iterable[tuple[int, float]]) -> bool:
+    """Return True if the levels fell before the growth, such as at the end of an epoch."""
+    before = [level for step, level in levels if step < found.since]
+    return bool(before) and _was_as_high(max(before), found)
 
 
 def _goes_on(levels: LevelScales, since: int, found: Growth, suspected: Growth) -> bool:

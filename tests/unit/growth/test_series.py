@@ -193,3 +193,17 @@ def test_growth_that_ends_in_the_bytes_in_use_is_withdrawn() -> None:
     _, last = watched_to_the_end(*refilled(0.0))
     assert last is not None
     assert last.verdict == "withdrawn"
+
+
+def test_memory_that_each_epoch_uses_again_is_withdrawn() -> None:
+    """A list is cleared at the end of each epoch of 150 steps. The next epoch fills the freed memory."""
+    watch = SeriesWatch(4 * MIB)
+    watch.free = FREE * MIB
+    found = []
+    for step in range(300):
+        found.append(watch.take(step, (200 + 0.2 * min(step, 150)) * MIB))
+        if watch.pending is not None and step % 2 == 0:
+            larger = 8 * (step >= 150)
+            watch.in_use.append((step, int((100 + 0.2 * (step % 150) + larger) * MIB)))
+    found.append(watch.end())
+    assert [one.verdict for one in found if one] == ["suspected", "withdrawn"]
