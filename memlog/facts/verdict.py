@@ -81,11 +81,19 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
 
 
 def _of_steady_levels(facts: RunFold, known: Evidence, reached: str) -> RunVerdict:
-    """Return the all-clear, or ``unsure`` if child processes pile up, or many steps after it are lost."""
+    """Return the all-clear, or ``unsure`` if processes pile up, a suspect is left, or steps are lost."""
     if facts.processes is not None:
         kind, count = facts.processes
         text = f"{count} child processes ({kind}) were started and have not ended"
         return RunVerdict("unsure", f"Unsure: {text}: {reached}.", rises=True)
+    suspect = _not_excluded(facts, known)
+    if suspect is not None:
+        text = (
+            f"memory is steady since step {known.since or 0:,}, but a rise of less than "
+            f"{format_bytes(known.excluded)} in {known.steps:,} steps is not excluded"
+        )
+        cause = f" Possible cause: {suspect.title.rstrip('.')}."
+        return RunVerdict("unsure", f"Unsure: {text}: {reached}.{cause}")
     last = (known.since or 0) + known.steps - 1
     lost = (facts.last_step or 0) - last
     if facts.has_lost_events and lost > _LOST * known.steps:
@@ -94,6 +102,17 @@ def _of_steady_levels(facts: RunFold, known: Evidence, reached: str) -> RunVerdi
             "unsure", f"Unsure: {text} ({known.steps:,} of {facts.steps:,} steps): {reached}."
         )
     return RunVerdict("steady", f"No growth: {reached}, {evidence_text(known)}.")
+
+
+def _not_excluded(facts: RunFold, known: Evidence) -> Finding | None:
+    """Return a suspect of a search on the host that has not ended, if its growth could go on unseen."""
+    suspects = [
+        one
+        for series, inquiry in facts.inquiries.items()
+        if owner_of(series) == HOST and not inquiry.will_fit
+        for one in inquiry.suspects
+    ]
+    return next((one for one in suspects if (one.rate or 0.0) * known.steps < known.excluded), None)
 
 
 def _of_few_steps(facts: RunFold, few: tuple[str, int, int] | None, reached: str) -> RunVerdict:

@@ -13,7 +13,7 @@ import gc
 import itertools
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, repeat
 from operator import is_not
@@ -244,6 +244,21 @@ def is_atom(kind: type) -> bool:
 
 def is_shared(kind: type) -> bool:
     return any(base is one for base in bases(kind) for one in _SHARED)
+
+
+def standing_still(lengths: Mapping[int, float]) -> set[int]:
+    """Return the identities of containers that are not as long as expected.
+
+    ``lengths`` has the expected lengths by the containers' identities. A container that Python's collector
+    does not track is left out. This looks at all objects: 10 to 50 ms.
+    """
+    found = set()
+    for one in gc.get_objects():
+        if id(one) in lengths:
+            base = container_base(one)
+            if base is not None and filled(one, base) < lengths[id(one)]:
+                found.add(id(one))
+    return found
 
 
 def newest_elements(container: Any, base: type, count: int) -> list[Any]:

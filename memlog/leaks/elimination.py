@@ -21,8 +21,8 @@ _PART: Final = 0.25
 _FROM_MALLOC: Final = ("kept_graph", "kept_tensors", "forward_without_backward")
 """Kinds of holders whose objects are allocated between those of each step."""
 _FOR_SMALL: Final = (
-    "Keep only numbers (`.item()`), or remove old elements. "
-    "`.detach()` leaves a small tensor in its place."
+    "Remove old elements, keep only numbers (`.item()`), or copy the elements into one large tensor "
+    "that is made in advance. `.detach()` alone leaves a small tensor in its place."
 )
 _FOR_SLOTS: Final = (
     "Keep the elements in one tensor that is made at the start, "

@@ -13,6 +13,7 @@ from memlog._internal.inert_access import bases, is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.assignment_lines import Addition
+from memlog.leaks.containers import filled
 from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.owner_text import Owner
@@ -50,11 +51,24 @@ def holder_of(held: Held, steps: int) -> Holder:
         _confidence(held),
         _remedy(held, kind, added[1].value if added is not None else ""),
         _bytes_left(held, steps),
+        _container(held, steps),
     )
+
+
+def _container(held: Held, steps: int) -> tuple[int, int, float] | None:
+    growth = held.growth
+    if growth is None or held.containers > 1 or growth.base is bytearray:
+        return None
+    length = filled(growth.container, growth.base)
+    return id(growth.container), length, growth.gained / steps
 
 
 def _bytes_left(held: Held, steps: int) -> float | None:
     growth = held.growth
+    room = None if held.owner is None else held.owner.cache_room
+    if room is not None and held.storages:
+        results = len({one.iteration for one in held.storages.values()})
+        return room * sum(held.sizes.values()) / results
     if growth is None or growth.base is not deque or held.containers > 1:
         return None
     most = deque.maxlen.__get__(growth.container)
@@ -325,7 +339,10 @@ def without_graph(value: str, *, is_scalar: bool) -> str:
 def remedy_for_owner(owner: Owner) -> str | None:
     """Return what to do if the owner is no plain container, such as a cache of ``functools``."""
     if owner.cached_function is not None:
-        return "Give the cache a limit (`functools.lru_cache(maxsize=…)`), or call its `cache_clear()`."
+        return (
+            "Give the cache a limit, or a smaller one (`functools.lru_cache(maxsize=…)`), or call its "
+            "`cache_clear()`."
+        )
     if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):
         return (
             "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps."

@@ -28,6 +28,8 @@ class Holder(NamedTuple):
     title is true. ``where`` is a file and a line, such as ``train.py:31``; ``None`` if unknown. The holder
     gains ``bytes_per_step``; 0 if unknown. ``remedy`` is ``None`` if unknown. A container with a limit,
     such as a ``deque`` with a ``maxlen``, can still gain ``bytes_left``; ``None``: it has no known limit.
+    ``container`` is a container's identity, its length at the end of the search, and the elements that it
+    gained per step; ``None``: it is none alone.
     """
 
     kind: HolderKind
@@ -38,3 +40,4 @@ class Holder(NamedTuple):
     confidence: Confidence
     remedy: str | None
     bytes_left: float | None = None
+    container: tuple[int, int, float] | None = None

@@ -51,6 +51,12 @@ _KEPT = ("kept_tensors", "growing_container")
 _HELD = (*_KEPT, "kept_graph", "model_copies")
 """Kinds of holders that a variable of the program refers to. `_KEPT` have no more than the program keeps."""
 _CYCLES = "reference_cycles"
+_SLOWEST = 0.5
+"""A holder that grows more slowly than this part of its earlier rate may be full."""
+_PAUSE = 32
+"""Least number of steps after which this is known."""
+_ALIKE = 0.7
+"""Least ratio of two rates that are those of the same objects."""
 _EXPLAINED = 0.5
 """If all holders together explain less than this fraction of the growth, a second search begins."""
 _RISES = 0.35
@@ -108,6 +114,8 @@ class GrowthInquiry:
         self._earlier: tuple[Holder, ...] = ()
         """Holders of growth that was published. If a tensor on a device is kept, the process's memory can
         seem to grow before the device's does. The holder is the same."""
+        self._step = self._found_at = 0
+        """Newest step, and the step at which `_holders` were found."""
         self._complete = False
         self._before: Figures | None = None
         self._is_ending = self._is_early = False
@@ -176,6 +184,7 @@ class GrowthInquiry:
             self._publish_without_cause(growth)
             return
         self._confirmed = growth
+        self._drop_full_holders(growth)
         has_tried = self._searches or self._is_delayed
         if self._search is None and has_tried and not self._is_explained(growth):
             self._begin_search(growth, watched=_WATCHED, later=_LATER)
@@ -183,9 +192,29 @@ class GrowthInquiry:
         if self._search is None:
             self._report(growth)
 
+    def _drop_full_holders(self, growth: Suspicion) -> None:
+        """Forget holders that have hardly grown since they were found, such as a cache that is full."""
+        steps = growth.step - self._found_at
+        known = {
+            one.container[0]: one.container[1] + _SLOWEST * one.container[2] * steps
+            for one in self._holders
+            if one.container is not None
+        }
+        if (
+            known and steps >= _PAUSE and not self._is_ending
+        ):  # after the end, containers can be gone
+            from memlog.leaks.containers import standing_still  # noqa: PLC0415 - it loads torch
+
+            still = standing_still(known)
+            self._holders = tuple(
+                one
+                for one in self._holders
+                if one.container is None or one.container[0] not in still
+            )
+
     def after_step(self, step: int, event: Batch | None = None) -> None:
         """Continue the search after an optimizer step. Never raises."""
-        search = self._search
+        search, self._step = self._search, step
         self._periodic.after_step(step, event, paused=search is not None)
         if self._is_delayed and self._growth is not None and not self._periodic.is_promising:
             self._begin_first_search(self._growth)
@@ -257,7 +286,8 @@ class GrowthInquiry:
         if search is not None:
             search.stop()
             self._time.take(search.seconds)
-            self._holders = search.holders or self._holders
+            if search.holders:
+                self._holders, self._found_at = search.holders, self._step
             self._complete = self._complete or search.complete
 
     def _tell(
@@ -282,7 +312,9 @@ class GrowthInquiry:
 
     def _named(self, growth: Suspicion) -> list[Holder]:
         """Return the holders that explain a large enough part of the growth."""
-        return _large_enough(self._known(growth), growth)
+        found = _large_enough(self._known(growth), growth)
+        held = [one for one in found if one.kind in _HELD]
+        return [one for one in found if one.kind != "python_memory" or not _are_told(one, held)]
 
     def _is_explained(self, growth: Suspicion) -> bool:
         known = self._known(growth)
@@ -300,6 +332,10 @@ class GrowthInquiry:
             return rises
         in_part = () if _explain(found, growth) else self._in_part(growth)
         return found if _per_step(found) > _per_step(in_part) else in_part
+
+    def _best(self, growth: Suspicion) -> tuple[Holder, ...]:
+        """Return the containers that held most of the growth at any rise. They were not sure enough."""
+        return self._periodic.best if self._periodic.series == _owner(growth.series) else ()
 
     def is_explained_by_rises(self, growth: Suspicion) -> bool:
         """Return True if what grows at rises explains the growth. No other search is needed then."""
@@ -404,6 +440,13 @@ class GrowthInquiry:
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
             self._unexplained = growth
+            if (
+                left is not None
+                and left.kind == "native_library"
+                and _explain(self._best(growth), growth)
+            ):
+                self._tell_suspects(growth, growth.step, self._best(growth))
+                return
         if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
             named = between_free_memory(holders) or named
         is_garbage = self._is_ending and gc.isenabled() and named[:1] and named[0].kind == _CYCLES
@@ -451,6 +494,14 @@ def _large_enough(holders: Sequence[Holder], growth: Suspicion) -> list[Holder]:
 
 def _per_step(holders: Sequence[Holder]) -> float:
     return sum(one.bytes_per_step for one in holders)
+
+
+def _are_told(line: Holder, held: Sequence[Holder]) -> bool:
+    """Return True if what a line of Python makes is what one of the containers holds."""
+    return any(
+        _ALIKE * one.bytes_per_step <= line.bytes_per_step <= one.bytes_per_step / _ALIKE
+        for one in held
+    )
 
 
 def _free(growth: Suspicion) -> int | None:

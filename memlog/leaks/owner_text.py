@@ -63,9 +63,20 @@ class Owner(NamedTuple):
     @property
     def cached_function(self) -> Any:
         """Function whose results a cache of ``functools`` keeps; ``None`` if the chain has no such cache."""
-        cache = next((one for one in (*self.above, *self.between) if type(one) is _CACHE), None)
-        function = None if cache is None else (instance_dict(cache) or {}).get("__wrapped__")
+        function = (instance_dict(self._cache) or {}).get("__wrapped__")
         return function if type(function) is FunctionType else None
+
+    @property
+    def cache_room(self) -> int | None:
+        """Number of results that this cache can still gain; ``None`` if there is none, or it has no limit."""
+        if self._cache is None:
+            return None
+        _, _, most, now = _CACHE.cache_info(self._cache)
+        return None if most is None else most - now
+
+    @property
+    def _cache(self) -> Any:
+        return next((one for one in (*self.above, *self.between) if type(one) is _CACHE), None)
 
     @property
     def place(self) -> str:

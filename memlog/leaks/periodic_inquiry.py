@@ -69,6 +69,8 @@ class PeriodicInquiry:
         """Holders that explain the rises of `series`, as after the newest rise."""
         self.newest: tuple[int, tuple[Holder, ...]] = 0, ()
         """Newest step at which containers held growth, if only a little, and these containers."""
+        self.best: tuple[Holder, ...] = ()
+        """Containers that held most of the growth of `series` at any rise, as far as Python sees."""
         self.rises = self.level = 0
         """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
         self.rate = 0.0
@@ -102,6 +104,8 @@ class PeriodicInquiry:
 
         self._searches += 1
         least = _DEVICE_LEAST if series.endswith(ALLOCATED) else _HOST_LEAST
+        if series != self.series:
+            self.best = ()
         self.series, self.since = series, since
         self._is_paused = False
         in_stairs = rise is not None and rise > _STAIRS * least
@@ -194,6 +198,9 @@ class PeriodicInquiry:
             self.newest = self.last_step, found
         is_cause = bool(growers) and not growers[0].is_little
         self.holders = found if is_cause else ()
+        is_seen = is_cause and not any(one.is_by_elimination for one in growers)
+        if is_seen and _per_step(found) > _per_step(self.best):
+            self.best = found
         search = self._search
         self.level = level
         self._every = 0.0 if search is None else search.every
@@ -204,6 +211,10 @@ class PeriodicInquiry:
         self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
+
+
+def _per_step(holders: tuple[Holder, ...]) -> float:
+    return sum(one.bytes_per_step for one in holders)
 
 
 def _level(event: Batch, series: str) -> int | None:

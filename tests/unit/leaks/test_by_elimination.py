@@ -44,7 +44,7 @@ def test_small_tensors_that_are_kept_are_named_for_free_memory_of_the_allocator(
     )
     assert (found.kind, found.confidence) == ("kept_graph", "medium")
     assert found.remedy is not None
-    assert found.remedy.startswith("Keep only numbers (`.item()`)")
+    assert found.remedy.startswith("Remove old elements, keep only numbers (`.item()`)")
     assert between_free_memory([holder("growing_container")]) == []
 
 

@@ -176,6 +176,16 @@ def test_a_cache_of_functools():
     mask(1)
     found = owner_of(lambda: [mask(1)])
     assert found.expression == "cache of mask()"
+    assert found.cache_room is None
+
+
+def test_a_cache_of_functools_with_a_limit():
+    @functools.lru_cache(maxsize=300)
+    def load(key):
+        return Target()
+
+    load(1)
+    assert owner_of(lambda: [load(1)]).cache_room == 299
 
 
 def test_a_variable_of_a_thread():

@@ -145,6 +145,24 @@ def test_a_buffer_that_fills_is_told(tmp_path: Path, *, takes: bool) -> None:
     assert ("as when a buffer fills" in text) is not takes
 
 
+@pytest.mark.parametrize("kib", [20, 2000])
+def test_a_suspect_whose_growth_is_not_excluded_leaves_no_all_clear(
+    tmp_path: Path, kib: int
+) -> None:
+    """``kib``: what the suspect gains per step. 4 MiB in 100 steps are not excluded."""
+    suspect = replace(KEPT, rate=kib * 1024.0, forecast=None)
+    inquiry = Inquiry(at(60), 60, "host.anon", False, (suspect,))
+    events = sorted([*steps([GIB] * 100), inquiry], key=lambda event: event.time_us)
+    text = verdict(tmp_path, *events)
+    if kib == 20:
+        assert text.startswith(
+            "Unsure: memory is steady since step 0, but a rise of less than 4.0 MiB in 100"
+        )
+        assert "Possible cause: `history`, a list in" in text
+    else:
+        assert text.startswith("No growth")
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_leak_inside_memory_that_was_freed_before_is_not_called_steady(
     tmp_path: Path, *, keeps: bool

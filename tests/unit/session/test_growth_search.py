@@ -94,3 +94,22 @@ def test_garbage_that_waits_at_the_end_is_only_a_possible_cause() -> None:
     assert not [event for event in published if isinstance(event, Finding)]
     [suspect] = [event for event in published if isinstance(event, Inquiry)][-1].suspects
     assert suspect.title == title
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_container_that_was_full_before_the_confirmation_is_not_named(*, is_full: bool) -> None:
+    published: list[Event] = []
+    search = GrowthSearch(
+        published.append, Diagnostics(), lambda: False, lambda: 150, time.monotonic()
+    )
+    recent = [object() for _ in range(60 if is_full else 110)]
+    title = "`recent`, a list, gains one element per step."
+    container = id(recent), 50, 1.0
+    found = Holder("growing_container", title, None, 0.3 * MIB, (), "high", None, None, container)
+    search.take(GrowthNews("suspected", 1, growth(80)))
+    search._inquiry._holders = (found,)  # a real search takes many steps
+    search._inquiry._found_at = 90
+    search.take(GrowthNews("confirmed", 2, growth(150)))
+    search.finish()
+    named = [event.title for event in published if isinstance(event, Finding)]
+    assert (title in named) is not is_full
