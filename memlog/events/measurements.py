@@ -25,7 +25,8 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     private_space: Int | None = None
     """Bytes of address space for private data (``VmData``), which also counts pages never written so far."""
     other_space: Int | None = None
-    """Bytes of the rest of the address space, which has shared memory and mapped files."""
+    """Bytes of the rest of the address space, which has mapped files, too; ``None`` if hardly
+    any of it is shared memory."""
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):

@@ -53,6 +53,8 @@ _HELD = (*_KEPT, "kept_graph", "model_copies")
 _CYCLES = "reference_cycles"
 _SLOWEST = 0.5
 """A holder that grows more slowly than this part of its earlier rate may be full."""
+_OFTEN = 0.25
+"""Elements per step. A holder that gained fewer in the search's steps must have gained one since."""
 _PAUSE = 32
 """Least number of steps after which this is known."""
 _ALIKE = 0.7
@@ -195,14 +197,13 @@ class GrowthInquiry:
     def _drop_full_holders(self, growth: Suspicion) -> None:
         """Forget holders that have hardly grown since they were found, such as a cache that is full."""
         steps = growth.step - self._found_at
-        known = {
-            one.container[0]: one.container[1] + _SLOWEST * one.container[2] * steps
-            for one in self._holders
-            if one.container is not None
-        }
-        if (
-            known and steps >= _PAUSE and not self._is_ending
-        ):  # after the end, containers can be gone
+        known = {}
+        for number, length, rate in (one.container for one in self._holders if one.container):
+            # The rate of a container that gained a few elements in the search's steps is rough.
+            gained = _SLOWEST * rate * steps if rate >= _OFTEN else 1
+            known[number] = length + gained
+        # After the end, containers can be gone.
+        if known and steps >= _PAUSE and not self._is_ending:
             from memlog.leaks.containers import standing_still  # noqa: PLC0415 - it loads torch
 
             still = standing_still(known)

@@ -16,6 +16,7 @@ from memlog.events import PeakSource
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
+_LEAST_SHARED = 1024**2
 _SHARED_CHANGED = 1024**2 // _PAGE
 """Minimum change of the number of shared pages (1 MiB of pages) before ``RssShmem`` is read again."""
 
@@ -34,7 +35,7 @@ class HostReading(NamedTuple):
     private_space: int | None = None
     """Address space for private data (``VmData``), with pages that were never written."""
     other_space: int | None = None
-    """The rest of the address space, which has shared memory and mapped files."""
+    """The rest of the address space, if it has 1 MiB of shared memory or more. It has mapped files, too."""
 
 
 class HostProbe:
@@ -90,7 +91,9 @@ class HostProbe:
                 # memory, mapped files and shared memory. `shared` counts mapped files and shared memory.
                 memory.rss_anon = rss - pages * _PAGE
                 private = int(data) * _PAGE or None  # sandboxed kernels write 0
-                other = private and int(size) * _PAGE - private
+                # Hardly any shared memory can't fill a buffer, and the journal is shorter without the figure.
+                has_shared = (memory.rss_shared or 0) >= _LEAST_SHARED
+                other = int(size) * _PAGE - private if private and has_shared else None
                 mark = getrusage(RUSAGE_SELF).ru_maxrss * _KIB
                 if mark <= memory.inherited:
                     mark = memory.status_figure(b"VmHWM")
