@@ -307,7 +307,9 @@ def test_a_step_that_calls_the_model_on_other_threads_is_refused(device: str) ->
             halves = pool.map(lambda _: model(torch.randn(batch // 2, 64)).sum(), range(2))
             sum(halves).backward()
 
-    with pytest.raises(memlog.ConfigurationError, match=r"on another thread .halves_[01].*: call the"):
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"on another thread .halves_[01].*: call the"
+    ):
         memlog.estimate(step, model=nn.Linear(64, 64), batch=8, device=device)
 
 
