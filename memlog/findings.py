@@ -118,8 +118,8 @@ def sentence(finding: Finding, *, ended: bool = False, steady_since: int | None 
     title = finding.title.rstrip(".")
     if not finding.rate:
         return f"{title}."
+    since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
     if finding.is_part:
-        since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
         return f"{title}, as a part of the growth{since}."
     if steady_since is not None:
         begun = (
@@ -130,7 +130,6 @@ def sentence(finding: Finding, *, ended: bool = False, steady_since: int | None 
         )
         rate = format_bytes(finding.rate)
         return f"{grew} by {rate} a step {begun} {steady_since:,}, and was steady after that."
-    since = "" if finding.since_step is None else f" since step {finding.since_step:,}"
     grows = "" if title.endswith(_GROWS) else ". Memory grows"
     return f"{title}{grows} by {format_bytes(finding.rate)} a step{since}{_forecast(finding, ended=ended)}."
 

@@ -137,7 +137,7 @@ class GrowthDetector:
         self._heap: HeapReading | None = None
         """Heap when growth was suspected, or at the end of the newest search."""
         self._newest_heap: HeapReading | None = None
-        self._untouched = UntouchedSpace()
+        self.untouched = UntouchedSpace()
         self._has_suspects: dict[str, bool] = {}
         """For each series, whether its holders are known, and may go on to grow."""
         self._most_elements, self._grew_at = 0, -1
@@ -171,7 +171,7 @@ class GrowthDetector:
         """Take the readings of a step. A caller that has them saves the time to make them."""
         self._step, self._anon = step, None
         found = list(found)
-        self.take_space(step, found)
+        self.untouched.take(step, found)
         for each in found:
             level = each.level
             if each.device is not None:
@@ -184,17 +184,6 @@ class GrowthDetector:
                 self._take_host(self._gaps.take(step, level, left_out=self._is_searching))
             elif level and each.name == SHARED:
                 self._take(SHARED, step, level, _HOST_FLOOR, _STEPS)
-
-    def take_space(self, step: int, found: Iterable[Reading]) -> None:
-        """Take the address space that a step's readings leave unused. `take_step` does it, too."""
-        self._untouched.take(step, found)
-
-    def fills(self, series: str, rate: float, since: int) -> bool:
-        """Return True if a rise went into memory that the process had taken before step ``since``.
-
-        ``rate`` is the rise of the process's memory ``series`` in bytes per step.
-        """
-        return self._untouched.is_filled(series, rate, since)
 
     def have_inputs_grown(self, since: int) -> bool:
         """Return True if inputs became larger in the second half of the steps since step ``since``.
@@ -360,8 +349,8 @@ class GrowthDetector:
         if self._has_suspects.get(series):
             return False
         middle = growth.since + (self._step - growth.since) // 2
-        return self.fills(series, growth.rate, growth.since) and self.fills(
-            series, growth.rate, middle
+        return all(
+            self.untouched.is_filled(series, growth.rate, since) for since in (growth.since, middle)
         )
 
     def _is_unused(self, rate: float) -> bool:

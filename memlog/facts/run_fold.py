@@ -120,7 +120,7 @@ class RunFold:
             if self._judges:
                 self._detector.take_step(event.step, found)
             else:
-                self._detector.take_space(event.step, found)
+                self._detector.untouched.take(event.step, found)
             self.failure = None
             self._newest_us = event.time_us
         elif isinstance(event, Sample):
@@ -245,9 +245,8 @@ class RunFold:
         ``rate`` is the growth in bytes a step since step ``since`` (``None``: the first one). The result is
         False if the address space is not known.
         """
-        return self._detector.fills(
-            HOST_ANON, rate, self.first_step or 0 if since is None else since
-        )
+        since = self.first_step or 0 if since is None else since
+        return self._detector.untouched.is_filled(HOST_ANON, rate, since)
 
     def have_inputs_grown(self, since: int | None = None) -> bool:
         """Return True if the steps' inputs have become larger lately, which explains free memory."""

@@ -26,11 +26,12 @@ from memlog.leaks.program_walk import buffer_bytes, is_buffer
 from memlog.leaks.variable_paths import Path, follow
 
 _OFTEN: Final = 0.75
-"""If less than this part of the memory came at rises at which a container grew, it is not named."""
+"""If less than this part of the memory came at rises at which a container grew, memory rises without it. It
+is not named then, unless `_LEAST` or `_MOST` applies."""
 _LEAST: Final = 0.1
-"""What holds at least this part of the growth counts when several grow at different rises."""
+"""Containers that each hold this part of the growth or more are named if `_OFTEN` is reached together."""
 _MOST: Final = 0.6
-"""Unless its bytes are at least this part of the growth, and at most its inverse."""
+"""A container is named whose bytes are at least this part of the growth, and at most its inverse."""
 _RECENT: Final = 4
 """A container that did not grow at the newest `_RECENT` rises is not named at all."""
 _SAMPLE: Final = 6

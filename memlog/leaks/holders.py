@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 HolderKind: TypeAlias = Literal[
@@ -41,3 +42,8 @@ class Holder(NamedTuple):
     remedy: str | None
     bytes_left: float | None = None
     container: tuple[int, int, float] | None = None
+
+
+def per_step(holders: Sequence[Holder]) -> float:
+    """Return the bytes per step that all holders gain together."""
+    return sum(one.bytes_per_step for one in holders)

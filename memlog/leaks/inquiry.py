@@ -31,7 +31,7 @@ from memlog.leaks.elimination import (
     cause_by_elimination,
     figures,
 )
-from memlog.leaks.holders import Holder
+from memlog.leaks.holders import Holder, per_step
 from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import EarnedTime, seconds_allowed
 from memlog.leaks.traced_state import cause_in_traces
@@ -332,7 +332,7 @@ class GrowthInquiry:
         if self._periodic.rises >= _CERTAIN and _explain(rises, growth, _RISES):
             return rises
         in_part = () if _explain(found, growth) else self._in_part(growth)
-        return found if _per_step(found) > _per_step(in_part) else in_part
+        return found if per_step(found) > per_step(in_part) else in_part
 
     def _best(self, growth: Suspicion) -> tuple[Holder, ...]:
         """Return the containers that held most of the growth at any rise. They were not sure enough."""
@@ -354,7 +354,7 @@ class GrowthInquiry:
         When a window of outputs is full, the memory between them can grow for some more steps.
         """
         series, step, holders = self._limited or ("", 0, ())
-        gained = _per_step(holders) * (step - growth.since_step)
+        gained = per_step(holders) * (step - growth.since_step)
         lasted = growth.step - growth.since_step
         is_most = gained >= _EXPLAINED * growth.rate * lasted
         return list(holders) if series == _owner(growth.series) and is_most else []
@@ -437,7 +437,7 @@ class GrowthInquiry:
         if not named and (traced := cause_in_traces(self._traces, growth)) is not None:
             named = [traced]
         if not named and complete and before is not None:
-            explained = _per_step(holders)
+            explained = per_step(holders)
             left = cause_by_elimination(growth, before, explained, is_ending=self._is_ending)
             named = [] if left is None else [left]
             self._unexplained = growth
@@ -486,15 +486,11 @@ def _owner(series: str) -> str:
 
 
 def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAINED) -> bool:
-    return _per_step(holders) >= part * growth.rate
+    return per_step(holders) >= part * growth.rate
 
 
 def _large_enough(holders: Sequence[Holder], growth: Suspicion) -> list[Holder]:
     return [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
-
-
-def _per_step(holders: Sequence[Holder]) -> float:
-    return sum(one.bytes_per_step for one in holders)
 
 
 def _are_told(line: Holder, held: Sequence[Holder]) -> bool:
@@ -521,7 +517,7 @@ def _will_fit(growth: Suspicion, holders: Sequence[Holder]) -> bool:
     if not known or len(known) < len(holders):
         return False
     free = _free(growth)
-    left_of_growth = sum(known) * max(1.0, growth.rate / _per_step(holders))
+    left_of_growth = sum(known) * max(1.0, growth.rate / per_step(holders))
     return free is not None and left_of_growth <= _FITS * free
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Batch
-from memlog.leaks.holders import Holder
+from memlog.leaks.holders import Holder, per_step
 
 if TYPE_CHECKING:
     from memlog.leaks.growers import Grower
@@ -199,7 +199,7 @@ class PeriodicInquiry:
         is_cause = bool(growers) and not growers[0].is_little
         self.holders = found if is_cause else ()
         is_seen = is_cause and not any(one.is_by_elimination for one in growers)
-        if is_seen and _per_step(found) > _per_step(self.best):
+        if is_seen and per_step(found) > per_step(self.best):
             self.best = found
         search = self._search
         self.level = level
@@ -211,10 +211,6 @@ class PeriodicInquiry:
         self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
-
-
-def _per_step(holders: tuple[Holder, ...]) -> float:
-    return sum(one.bytes_per_step for one in holders)
 
 
 def _level(event: Batch, series: str) -> int | None:

@@ -115,9 +115,13 @@ class PeriodicSearch:
 
     def restart(self) -> None:
         """Begin again: other work has taken memory meanwhile, so that the levels so far do not count."""
-        self._walk, self._before, self._candidates = ProgramWalk(self._lines), None, []
-        self._walks, self._walks_at = 1, 0.0
+        self._walk, self._before = ProgramWalk(self._lines), None
         self._newest.clear()
+        self._forget_rises()
+
+    def _forget_rises(self) -> None:
+        self._candidates = []
+        self._walks, self._walks_at = 1, 0.0
         self.rises.clear()
         self._gradual.clear()
 
@@ -151,10 +155,9 @@ class PeriodicSearch:
     def _look_longer(self) -> None:
         """Let a rise count only if it lasts twice as long, and forget the rises so far."""
         self._newest = deque(self._newest, maxlen=2 * len(self._newest))
-        self._falls, self._walks, self._walks_at = 0, 1, 0.0
-        self._candidates, self._dropped = [], set()
-        self.rises.clear()
-        self._gradual.clear()
+        self._falls = 0
+        self._dropped.clear()
+        self._forget_rises()
 
     def _may_work(self) -> bool:
         return self.seconds < _SECONDS + _SHARE * (time.thread_time() - self._thread_began)

@@ -17,6 +17,7 @@ _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
 _LEAST_SHARED = 1024**2
+"""With fewer bytes of shared memory, `HostReading.other_space` is unknown."""
 _SHARED_CHANGED = 1024**2 // _PAGE
 """Minimum change of the number of shared pages (1 MiB of pages) before ``RssShmem`` is read again."""
 
