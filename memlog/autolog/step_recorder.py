@@ -252,8 +252,10 @@ class BatchRecorder:
                 devices: tuple[DeviceReading, ...] = ()
                 if begun >= self._read_devices_at or not self.parameters.published:
                     devices = self._read_devices(begun)
-                rss, peak, source, *parts = self.host.read()
-                self._last = Batch(time_ns() // 1000, step, rss, peak, source, devices, *parts)
+                rss, peak, source, anon, shared, spaces = self.host.read()
+                self._last = Batch(
+                    time_ns() // 1000, step, rss, peak, source, devices, anon, shared, spaces
+                )
                 self._bus.publish(self._last)
                 inputs = self.inputs
                 if inputs is not None and (

@@ -22,11 +22,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """Bytes of ``rss`` that are neither pages of mapped files nor shared memory."""
     rss_shared: Int | None = None
     """Bytes of ``rss`` that are shared memory."""
-    private_space: Int | None = None
-    """Bytes of address space for private data (``VmData``), which also counts pages never written so far."""
-    other_space: Int | None = None
-    """Bytes of the rest of the address space, which has mapped files, too; ``None`` if hardly
-    any of it is shared memory."""
+    spaces: tuple[Int, Int | None] | None = None
+    """Bytes of address space for private data (``VmData``), which also counts pages never written so far; and
+    of the rest, which has mapped files, too (``None`` if hardly any of it is shared memory)."""
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True, tag="loss"):

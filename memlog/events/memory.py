@@ -104,8 +104,9 @@ def readings(event: Event) -> Iterator[Reading]:
         if main.device is not None:
             yield Reading(main.owner + RESERVED, main.device.reserved, None, None, main.device)
         elif isinstance(event, Batch):
-            yield Reading(HOST_ANON, event.rss_anon, space=event.private_space)
-            yield Reading(SHARED, event.rss_shared, space=event.other_space)
+            private, other = event.spaces or (None, None)
+            yield Reading(HOST_ANON, event.rss_anon, space=private)
+            yield Reading(SHARED, event.rss_shared, space=other)
 
 
 def _of_failure(event: OutOfMemory) -> Iterator[Reading]:

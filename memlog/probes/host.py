@@ -17,7 +17,7 @@ _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else _KIB
 _LEAST_SHARED = 1024**2
-"""With fewer bytes of shared memory, `HostReading.other_space` is unknown."""
+"""With fewer bytes of shared memory, the second of `HostReading.spaces` is unknown."""
 _SHARED_CHANGED = 1024**2 // _PAGE
 """Minimum change of the number of shared pages (1 MiB of pages) before ``RssShmem`` is read again."""
 
@@ -33,10 +33,9 @@ class HostReading(NamedTuple):
     """Its part that is neither mapped files nor shared memory."""
     rss_shared: int | None = None
     """Its part that is shared memory."""
-    private_space: int | None = None
-    """Address space for private data (``VmData``), with pages that were never written."""
-    other_space: int | None = None
-    """The rest of the address space, if it has 1 MiB of shared memory or more. It has mapped files, too."""
+    spaces: tuple[int, int | None] | None = None
+    """Address space for private data (``VmData``), with pages that were never written; and the rest, if it
+    has 1 MiB of shared memory or more. The rest has mapped files, too."""
 
 
 class HostProbe:
@@ -75,8 +74,7 @@ class HostProbe:
             self.close()
             self._begin()
         memory, before = self._memory, self._highest
-        private: int | None = None
-        other: int | None = None
+        spaces: tuple[int, int | None] | None = None
         if memory is None:
             return HostReading()
         try:
@@ -91,10 +89,11 @@ class HostProbe:
                 # `status` has this figure, too, but takes 8 µs. The resident set consists of anonymous
                 # memory, mapped files and shared memory. `shared` counts mapped files and shared memory.
                 memory.rss_anon = rss - pages * _PAGE
-                private = int(data) * _PAGE or None  # sandboxed kernels write 0
+                private = int(data) * _PAGE
                 # Hardly any shared memory can't fill a buffer, and the journal is shorter without the figure.
                 has_shared = (memory.rss_shared or 0) >= _LEAST_SHARED
-                other = int(size) * _PAGE - private if private and has_shared else None
+                other = int(size) * _PAGE - private if has_shared else None
+                spaces = (private, other) if private else None  # sandboxed kernels write 0
                 mark = getrusage(RUSAGE_SELF).ru_maxrss * _KIB
                 if mark <= memory.inherited:
                     mark = memory.status_figure(b"VmHWM")
@@ -113,7 +112,7 @@ class HostProbe:
             # As `memlog.probes.peaks.PeakWindow` says, for a mark that never falls.
             source = "exact" if mark > before > 0 else "watermark"
         # Half the time of HostReading(…).
-        figures = (rss, mark, source, memory.rss_anon, memory.rss_shared, private, other)
+        figures = (rss, mark, source, memory.rss_anon, memory.rss_shared, spaces)
         return tuple.__new__(HostReading, figures)
 
     @property

@@ -16,7 +16,7 @@ def test_memory_is_flat_and_an_event_small_over_300_000_of_them(tmp_path: Path) 
     print(figures)
     assert figures["trainer_mib"] <= 5
     assert figures["helper_mib"] <= 5
-    assert figures["bytes_an_event"] <= 190
+    assert figures["bytes_an_event"] <= 180
 
 
 def test_show_and_sync_stream(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_buffer_that_fills_is_no_growth(takes: float, *, is_shared: bool) -> N
         anon, shared = (500 * MIB, level) if is_shared else (level, 0)
         taken = 2000 * MIB + int(step * takes) * MIB // 8
         private, other = (MIB, taken) if is_shared else (taken, MIB)
-        judge(Batch(at(step), step, level, None, None, (), anon, shared, private, other))
+        judge(Batch(at(step), step, level, None, None, (), anon, shared, (private, other)))
     judge.finish()
     assert len(confirmed) == (1 if takes else 0)
 
@@ -74,7 +74,7 @@ def test_a_leak_that_begins_when_a_buffer_is_full_is_growth() -> None:
     judge = GrowthDetector(free, confirmed.append)
     for step in range(400):
         level, space = (500 + step) * MIB, (2000 + max(step - 200, 0)) * MIB
-        judge(Batch(at(step), step, level, None, None, (), level, 0, space))
+        judge(Batch(at(step), step, level, None, None, (), level, 0, (space, None)))
         assert not confirmed or step > 250
     judge.finish()
     assert len(confirmed) == 1
@@ -88,7 +88,7 @@ def test_growth_whose_holder_is_known_is_no_buffer_that_fills() -> None:
     judge(Inquiry(at(50), 50, "host.anon", False, (holder,)))
     for step in range(300):
         level = (500 + step) * MIB
-        judge(Batch(at(step), step, level, None, None, (), level, 0, 2000 * MIB))
+        judge(Batch(at(step), step, level, None, None, (), level, 0, (2000 * MIB, None)))
     judge.finish()
     assert len(confirmed) == 1
 
@@ -99,7 +99,7 @@ def test_address_space_that_a_search_gives_back_hides_no_growth() -> None:
     for step in range(300):
         level, searches = (500 + step) * MIB, 60 <= step < 90
         private = (2000 + step + (200 if searches else 0)) * MIB
-        judge(Batch(at(step), step, level, None, None, (), level, 0, private))
+        judge(Batch(at(step), step, level, None, None, (), level, 0, (private, None)))
         judge(Inquiry(at(step), step, "host.anon", searches))
     judge.finish()
     assert len(confirmed) == 1

@@ -137,7 +137,7 @@ def test_a_buffer_that_fills_is_told(tmp_path: Path, *, takes: bool) -> None:
     levels = [GIB + step * 20 * MIB for step in range(100)]
     spaces = [4 * GIB + takes * step * 20 * MIB for step in range(100)]
     events = [
-        replace(event, rss_anon=event.rss, private_space=space)
+        replace(event, rss_anon=event.rss, spaces=(space, None))
         for event, space in zip(steps(levels), spaces, strict=True)
     ]
     text = verdict(tmp_path, *events)
