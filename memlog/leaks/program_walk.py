@@ -1,8 +1,8 @@
 """Lengths of the program's own containers, from a walk that begins at its variables.
 
-The walk begins at the variables of running functions and of the program's modules, and goes through
-instances, containers, closures and default arguments. Unlike ``gc.get_objects``, it needs no look at the
-objects of libraries, and finds dictionaries that hold only numbers and strings.
+The walk begins at the variables of running functions, of the program's modules and of its suspended
+generators, and goes through instances, containers, closures and default arguments. So it visits few objects
+of libraries, and finds dictionaries that hold only numbers and strings.
 
 The walk goes on in slices. Between two slices it keeps numbers and names, and no object of the program.
 """
@@ -31,7 +31,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog._internal.frame_locals import local_variables
 from memlog._internal.inert_access import (
     bases,
     class_namespace,
@@ -43,7 +42,16 @@ from memlog._internal.inert_access import (
 )
 from memlog.leaks.containers import filled
 from memlog.leaks.live_tensors import tensor_storage
-from memlog.leaks.variable_paths import Path, Start, identity_of, path_to, running_frames
+from memlog.leaks.variable_paths import (
+    Path,
+    Start,
+    find_suspended,
+    identity_of,
+    path_to,
+    running_frames,
+    suspended,
+    variables_of,
+)
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _SLICE: Final = 0.003
@@ -136,6 +144,10 @@ class ProgramWalk:
         for name in list(sys.modules):
             if type(name) is str and (name == "__main__" or self._is_program_module(name)):
                 yield lambda name=name: _globals(name)  # type: ignore[misc] # likewise
+        if not self._compares:
+            find_suspended(self._lines.is_program)
+        for code in suspended():
+            yield lambda code=code: _locals(code)  # type: ignore[misc] # likewise
         for code in codes.keys() - set(own):
             yield lambda code=code: _locals(code)  # type: ignore[misc] # likewise
 
@@ -306,10 +318,7 @@ def _objects(link: _Link | None) -> list[Any]:
 
 
 def _locals(code: tuple[str, str, int]) -> dict[Start, Any]:
-    for frame in running_frames():
-        if identity_of(frame.f_code) == code:
-            return {Start(name, "", code): one for name, one in local_variables(frame).items()}
-    return {}
+    return {Start(name, "", code): one for name, one in variables_of(code).items()}
 
 
 def _globals(name: str) -> dict[Start, Any]:

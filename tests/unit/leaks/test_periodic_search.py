@@ -175,6 +175,26 @@ def test_a_variable_of_another_thread_is_named() -> None:
     assert "`written`, a list in `write()`" in holder.title
 
 
+def test_a_local_variable_of_a_generator_that_only_a_loop_refers_to_is_named() -> None:
+    memory = Memory()
+    search = PeriodicSearch(2 * MIB)
+    found: list[Holder] = []
+
+    def batches() -> Iterator[int]:
+        kept: list[torch.Tensor] = []
+        for step in range(200):
+            if step % EVERY == EVERY - 1:
+                kept += memory.take()
+            yield step
+
+    for step in batches():  # the generator is nowhere but on the stack of values of this function
+        growers = search.step_ended(step, memory.level)
+        found = found if growers is None else [holder_of_growth(one) for one in growers]
+        del growers
+    [holder] = found
+    assert "`kept`, a list in `batches()`" in holder.title
+
+
 def test_lists_in_a_container_are_counted_together() -> None:
     memory, by_key = Memory(), {key: list[Any]() for key in "abcde"}
     holder = only(named(lambda _: [one.extend(memory.take(2)) for one in by_key.values()], memory))
