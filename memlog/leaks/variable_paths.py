@@ -102,7 +102,7 @@ def find_suspended(is_program: Callable[[str], bool]) -> None:
 
 
 def suspended() -> list[tuple[str, str, int]]:
-    """Return `identity_of` the code of each generator that `find_suspended` has found and that still lives."""
+    """Return `identity_of` the code of each living generator that `find_suspended` has found."""
     for code in [code for code, known in _suspended.items() if known() is None]:
         del _suspended[code]
     return list(_suspended)
