@@ -22,6 +22,9 @@ _ADDING: Final = frozenset(
 _REGISTERS: Final = re.compile("register_.*hook")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _REPEATS: Final = (ast.For, ast.While, *_FUNCTIONS)
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_REMOVING: Final = frozenset(("pop", "popleft", "popitem", "clear", "remove", "discard"))
+_LESS, _MORE = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 _JOINS: Final = re.compile("cat|stack|append|pad|chain")
 """Pattern in the names of functions that join tensors, arrays or lists."""
 _ADDS_GROUP: Final = re.compile("add_param_group")
@@ -72,6 +75,93 @@ def is_made_anew(file: str, name: str) -> bool:
     """Return True if each statement that adds to ``name`` is in a loop or a function that makes it anew."""
     found = _keeps(file, name, in_place=True)
     return bool(found) and not any(found)
+
+
+@functools.lru_cache(256)
+def limiting_line(file: str, name: str, line: int) -> int | None:
+    """Return the line that limits the length of ``name``, such as ``if len(name) < 1000:``.
+
+    ``line`` is that of a statement that adds to it. The limit must be in the function around this statement:
+    a comparison of the length that decides whether to add, something that removes elements, or a loop around
+    the statement that makes ``name`` anew. ``None``: there is none. Whether it works is unknown.
+    """
+    nodes = list(_nodes(file, name))
+    functions = [node for node in nodes if isinstance(node, _FUNCTIONS) and _covers(node, line)]
+    inside = list(ast.walk(functions[-1])) if functions else nodes  # the innermost is the last
+    loops = [node for node in inside if isinstance(node, _LOOPS) and _covers(node, line)]
+    around = {id(inner) for loop in loops for inner in ast.walk(loop)}
+    added = {one.line for node in inside for one in _addition(node, name)}
+    for node in inside:
+        is_limit = _removes(node, name) or (id(node) in around and _begins_anew(node, name))
+        if isinstance(node, ast.If):
+            is_limit = is_limit or _limits(node, name, added)
+        if is_limit:
+            return getattr(node, "lineno", None)
+    return None
+
+
+def _removes(node: ast.AST, name: str) -> bool:
+    """Return True if a statement removes elements, or replaces ``name`` by a part of it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _REMOVING and _is_named(node.func.value, name)
+    if isinstance(node, ast.Delete):
+        return any(isinstance(one, ast.Subscript) and _is_named(one, name) for one in node.targets)
+    values = _assigned(node, name)
+    slices = (one for value in values if value is not None for one in ast.walk(value))
+    return any(
+        isinstance(one, ast.Subscript)
+        and isinstance(one.slice, ast.Slice)
+        and _is_named(one.value, name)
+        for one in slices
+    )
+
+
+def _begins_anew(node: ast.AST, name: str) -> bool:
+    """Return True if a statement assigns to ``name`` itself, and not what it was and more."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+        return False
+    own = (one for one in _targets(one for one in targets if one is not None))
+    is_whole = any(not isinstance(one, ast.Subscript) and _is_named(one, name) for one in own)
+    return is_whole and not _mentions(node.value, name)
+
+
+def _limits(node: ast.If, name: str, added: set[int]) -> bool:
+    """Return True if a condition lets no element be added to ``name`` when it is long."""
+    is_short, is_long = (
+        _compares_length(node.test, name, *which) for which in ((_LESS, _MORE), (_MORE, _LESS))
+    )
+    in_body, otherwise = (
+        any(one.lineno <= line <= (one.end_lineno or one.lineno) for one in part for line in added)
+        for part in (node.body, node.orelse)
+    )
+    leaves = isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
+    is_before = leaves and any(node.lineno < line for line in added)
+    return (is_short and in_body) or (is_long and (otherwise or is_before))
+
+
+def _compares_length(
+    test: ast.AST, name: str, left: tuple[type, ...], right: tuple[type, ...]
+) -> bool:
+    """Return True if a condition compares ``len(name)``: by ``left`` if it is left of the operator."""
+    for one in ast.walk(test):
+        if isinstance(one, ast.Compare) and len(one.ops) == 1:
+            operand = one.left if isinstance(one.ops[0], left) else None
+            operand = one.comparators[0] if isinstance(one.ops[0], right) else operand
+            if operand is not None and _has_length(operand, name):
+                return True
+    return False
+
+
+def _has_length(value: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Call)
+        and isinstance(one.func, ast.Name)
+        and one.func.id == "len"
+        and bool(one.args)
+        and _is_named(one.args[0], name)
+        for one in ast.walk(value)
+    )
 
 
 @functools.lru_cache(256)

@@ -24,6 +24,9 @@ ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
 FOR_LIMIT: Final = "Lower its limit, or keep smaller elements, or keep them on disk."
 FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
+FILLS: Final = 3.0
+"""A container whose length the program limits is taken to gain at most this multiple of what it holds: how
+far it will fill is for the program to know."""
 GRAPH_OF_STEP: Final = "Each keeps the graph of its step alive"
 _MOSTLY: Final = 0.5
 """A layer is named only if it has made at least this fraction of the kept bytes."""
@@ -40,6 +43,11 @@ def holder_of(held: Held, steps: int) -> Holder:
     where = None if added is None else assignment_lines.shown(added[0], added[1].line)
     where = where or (made.partition(" ")[0].rstrip(":") if made else None)
     where = where or (None if held.owner is None else cached_at(held.owner))
+    limited = limited_at(held.owner, added) if held.growth is not None else None
+    left = _bytes_left(held, steps)
+    if left is None and limited is not None and held.growth is not None:
+        length = filled(held.growth.container, held.growth.base)
+        left = FILLS * length * held.bytes_per_step * steps / held.growth.gained
     subject = _subject(held, kind, where, function_elsewhere(held.owner, added), steps)
     title = " ".join(one for one in (subject, _kept(held, kind)) if one)
     return Holder(
@@ -47,10 +55,10 @@ def holder_of(held: Held, steps: int) -> Holder:
         title,
         where,
         held.bytes_per_step,
-        _evidence(held, made, steps),
+        (*_evidence(held, made, steps), *limit_text(limited)),
         _confidence(held),
         _remedy(held, kind, added[1].value if added is not None else ""),
-        _bytes_left(held, steps),
+        left,
         _container(held, steps),
     )
 
@@ -218,6 +226,22 @@ def function_elsewhere(owner: Owner | None, added: tuple[str, Addition] | None) 
         return ""
     functions = added[1].functions
     return functions[-1] if functions and owner.root.place not in functions else ""
+
+
+def limited_at(owner: Owner | None, added: tuple[str, Addition] | None) -> str | None:
+    """Return the line that limits an owner's length, such as ``train.py:31``; ``None`` if there is none."""
+    if owner is None or added is None:
+        return None
+    file, one = added
+    for name in dict.fromkeys((owner.name, owner.root.name)):
+        line = assignment_lines.limiting_line(file, name, one.line)
+        if line is not None:
+            return assignment_lines.shown(file, line)
+    return None
+
+
+def limit_text(limited: str | None) -> tuple[str, ...]:
+    return () if limited is None else (f"its length has a limit in the program ({limited})",)
 
 
 def addition(owner: Owner) -> tuple[str, Addition] | None:

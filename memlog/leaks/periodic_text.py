@@ -9,9 +9,10 @@ import torch
 from memlog._internal.inert_access import is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.growers import FREQUENT, Grower, newest_of, owner_of
+from memlog.leaks.growers import FREQUENT, Grower, length_of, newest_of, owner_of
 from memlog.leaks.holder_text import (
     ALSO,
+    FILLS,
     FOR_LIMIT,
     FOR_VIEWS,
     GRAPH_OF_STEP,
@@ -20,6 +21,8 @@ from memlog.leaks.holder_text import (
     also_tensors,
     cached_at,
     function_elsewhere,
+    limit_text,
+    limited_at,
     remedy_for_owner,
     without_graph,
 )
@@ -44,15 +47,19 @@ def holder_of_growth(grower: Grower) -> Holder:
     added = addition(owner)
     where = cached_at(owner) if added is None else assignment_lines.shown(added[0], added[1].line)
     each = grower.growth / grower.rises
+    limited, left = limited_at(owner, added), grower.bytes_left
+    if left is None and limited is not None and grower.containers == 1:
+        length = length_of(grower.chain.objects[-1])
+        left = FILLS * length * grower.bytes_gained / grower.gained
     return Holder(
         kind,
         _title(owner, grower, where, function_elsewhere(owner, added)),
         where,
         grower.bytes_gained / grower.steps,
-        _evidence(grower, each),
+        (*_evidence(grower, each), *limit_text(limited)),
         _confidence(grower, owner),
         _remedy(kind, grower, owner, added[1].value if added is not None else ""),
-        grower.bytes_left,
+        left,
     )
 
 

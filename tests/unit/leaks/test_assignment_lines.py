@@ -11,6 +11,7 @@ from memlog.leaks.assignment_lines import (
     added_groups,
     additions,
     adds_to_itself,
+    limiting_line,
     registrations,
     replaced,
 )
@@ -110,3 +111,53 @@ def test_a_value_that_becomes_longer_is_told_from_a_new_one(
     file = tmp_path / "train.py"
     file.write_text(code)
     assert adds_to_itself(str(file), "kept") is adds
+
+
+def limited_line(tmp_path: Path, text: str) -> int | None:
+    """Return the line that limits ``kept``, as seen from the first line that adds to it."""
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    line = additions(str(file), "kept")[0].line
+    return limiting_line(str(file), "kept", line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "def f():\n    if len(kept) < n:\n        kept.append(x)\n    else:\n        kept[i] = x",
+            2,
+        ),
+        ("def f():\n    if n > len(self.kept):\n        self.kept.append(x)", 2),
+        (
+            "def f():\n    if len(kept) >= n:\n        kept[i] = x\n    else:\n        kept.append(x)",
+            2,
+        ),
+        ("def f():\n    if len(kept) >= n: return\n    kept.append(x)", 2),
+        ("def f():\n    kept.append(x)\n    if len(kept) > n:\n        kept.pop(0)", 4),
+        ("def f():\n    kept[key] = x\n    while len(kept) > n:\n        kept.popitem()", 4),
+        ("def f():\n    kept.append(x)\n    if step % 10 == 0:\n        kept.clear()", 4),
+        ("def f():\n    kept.append(x)\n    kept = kept[-100:]", 3),
+        ("def f():\n    kept.append(x)\n    del self.kept[:-100]", 3),
+        ("for epoch in e:\n    kept = []\n    for x in data:\n        kept.append(x)", 2),
+    ],
+)
+def test_a_limit_is_found(tmp_path: Path, text: str, line: int) -> None:
+    assert limited_line(tmp_path, text) == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    kept = []\n    for x in data:\n        kept.append(x)",
+        "def f():\n    kept.append(x)\n    if len(kept) > 100:\n        print(mean(kept[-100:]))",
+        "def f():\n    kept.append(x)\n    if len(kept) < 2:\n        return None",
+        "def f():\n    if len(kept) > 0:\n        kept.append(x)",
+        "def f():\n    kept.append(x)\n    if len(kept) % 100 == 0:\n        print(len(kept))",
+        "def f():\n    kept.append(x)\ndef reset():\n    kept.clear()",
+        "def f():\n    if len(others) < n:\n        kept.append(x)",
+        "kept = []\nfor x in data:\n    kept.append(x)",
+    ],
+)
+def test_what_limits_nothing_is_not_taken_for_a_limit(tmp_path: Path, text: str) -> None:
+    assert limited_line(tmp_path, text) is None

@@ -25,6 +25,11 @@ MIB = 2**20
 EVERY = 30
 
 
+def shorten(some: Any, limit: int) -> None:
+    """Keep the newest elements. In a function of its own, so that memlog can't see the limit beforehand."""
+    del some[:-limit]
+
+
 class Training:
     """A training that keeps tensors at each evaluation, and whose process grows by their bytes."""
 
@@ -48,7 +53,7 @@ class Training:
                 self.level += self.rise * MIB
                 self.kept.append(torch.empty(10 * MIB // 4))
                 if limit is not None:
-                    del self.kept[:-limit]  # type: ignore[arg-type] # a list, if there is a limit
+                    shorten(self.kept, limit)
             batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
             self.inquiry.after_step(self.step, batch)
 
@@ -212,6 +217,38 @@ def test_a_replay_buffer_that_fits_is_only_a_possible_cause() -> None:
     assert newest.will_fit
     assert "`training.kept`, a deque" in newest.suspects[0].title
     assert "at most 100 elements (1000.0 MiB)" in newest.suspects[0].title
+
+
+class Buffer:
+    """A replay buffer that a program limits by itself."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def append(self, row: Any) -> None:
+        if len(self.rows) < 100:
+            self.rows.append(row)
+
+
+def test_a_list_that_the_program_limits_is_only_a_possible_cause_while_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training = Training()
+    training.kept = Buffer()  # type: ignore[assignment] # has the method that is called
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(6)
+    training.inquiry.confirmed(training.growth())
+    assert training.findings == []
+    newest = [event for event in training.events if isinstance(event, Inquiry)][-1]
+    assert newest.will_fit
+    assert "`training.kept.rows`, a list" in newest.suspects[0].title
+    limited = "its length has a limit in the program (test_periodic_inquiry.py:"
+    assert any(limited in line for line in newest.suspects[0].evidence)
+    # It holds 80 MiB, and may hold four times as much.
+    monkeypatch.setattr(inquiry, "host_free", lambda _: 200 * MIB)
+    training.evaluate(2)
+    assert ["training.kept.rows" in one.title for one in training.findings] == [True]
 
 
 def test_a_replay_buffer_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
