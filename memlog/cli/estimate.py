@@ -55,6 +55,8 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     schema: int
     target: str
     device: str
+    ranks: int | None
+    """Number of processes of the training, of which the first is estimated; ``None``: not given."""
     memory: int | None
     steps: tuple[EstimatedStep, ...]
 
@@ -83,6 +85,12 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     metavar="H100",
     help="The GPU, on which sizes of workspaces depend; by default this machine's, or an A100.",
 )
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    metavar="8",
+    help="Number of processes that train together, each on one device; the first is estimated.",
+)
 @json_option
 def estimate_step(
     target: str,
@@ -91,6 +99,7 @@ def estimate_step(
     memory: str | None,
     cpu: bool,
     gpu: str | None,
+    ranks: int | None,
     as_json: bool,
 ) -> None:
     """Estimate the memory of a training step, without computing it and without a GPU.
@@ -105,13 +114,14 @@ def estimate_step(
     function = _function(target)
     device = "cpu" if cpu else gpu or named or "cuda"
     found = [
-        _estimated(function, batch, length, device)
+        _estimated(function, batch, length, device, ranks)
         for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
     ]
     document = EstimateDocument(
         SCHEMA,
         target,
         found[0].gpu or found[0].device,
+        ranks,
         limit,
         tuple(_row(each, limit) for each in found),
     )
@@ -165,6 +175,7 @@ def _estimated(
     batch: int | None,
     length: int | None,
     device: str,
+    ranks: int | None,
 ) -> Estimate:
     if not is_installed("torch"):
         raise MissingExtraError(
@@ -197,7 +208,7 @@ def _estimated(
         return made
 
     with _own_exit_code():
-        return estimate_made_by(make, batch=batch, length=length, device=device)
+        return estimate_made_by(make, batch=batch, length=length, device=device, ranks=ranks)
 
 
 @contextmanager

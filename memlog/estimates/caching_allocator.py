@@ -1,7 +1,8 @@
 """Model of CUDA's caching allocator. It computes the bytes that the allocator reserves for allocations.
 
 The rules are those of torch's ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (torch
-2.13) with their default settings, for one stream. docs/estimates.md describes how the model was checked.
+2.13) with their default settings. Each stream has pools of its own. docs/estimates.md describes how the
+model was checked.
 """
 
 from __future__ import annotations
@@ -137,19 +138,20 @@ class CachingAllocator:
         self._limit = limit
         self._allowed = allowed
         self._expandable = expandable
-        self._small = _Pool(_SMALL_SEGMENT, ROUNDING)
-        self._large = _Pool(_LARGE_SEGMENT, ROUNDING if expandable else SMALL_BLOCK + 1)
+        self._pools: dict[int, tuple[_Pool, _Pool]] = {}
+        """Pools for small and for large blocks, by the number of the stream."""
         self._next_address = 0
         self._used: dict[int, _Block] = {}
 
-    def allocate(self, key: int, size: int) -> None:
-        """Allocate ``size`` bytes. `free` frees them by ``key``.
+    def allocate(self, key: int, size: int, stream: int = 0) -> None:
+        """Allocate ``size`` bytes for a stream. `free` frees them by ``key``.
 
         Raises:
             OutOfMemoryError: The bytes do not fit below the limit.
         """
         size = _up(max(size, 1), ROUNDING)
-        pool = self._small if size <= SMALL_BLOCK else self._large
+        small, large = self._pools_of(stream)
+        pool = small if size <= SMALL_BLOCK else large
         block = pool.take(size) or self._new_block(pool, size)
         if block.size - size >= pool.smallest_rest:
             pool.add(block.cut(size))
@@ -157,6 +159,13 @@ class CachingAllocator:
         self._used[key] = block
         self.allocated += block.size
         self.most_allocated = max(self.most_allocated, self.allocated)
+
+    def _pools_of(self, stream: int) -> tuple[_Pool, _Pool]:
+        if stream not in self._pools:
+            smallest_rest = ROUNDING if self._expandable else SMALL_BLOCK + 1
+            large = _Pool(_LARGE_SEGMENT, smallest_rest)
+            self._pools[stream] = _Pool(_SMALL_SEGMENT, ROUNDING), large
+        return self._pools[stream]
 
     def free(self, key: int) -> None:
         block = self._used.pop(key)
@@ -243,7 +252,7 @@ class CachingAllocator:
 
     def _release(self) -> None:
         """Give back unused segments. Of an expandable segment, give back the pages that are wholly free."""
-        for pool in (self._large, self._small):
+        for pool in (pool for small, large in self._pools.values() for pool in (large, small)):
             for block in pool.free_blocks():
                 if self._expandable:
                     self._unmap(block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import torch
@@ -98,6 +98,9 @@ class Replay:
         self._later = [(keys[key], size) for key, size in later.changes]
         self._replaced = [(keys[new], keys[old]) for new, old in later.replaced()]
         self._kept = [keys[key] for key in later.kept()]
+        of_first, of_later = training.streams
+        later_streams = {keys[key]: stream for key, stream in of_later.items() if key in keys}
+        self._streams = {**of_first, **later_streams}
 
     def on(self, allocator: CachingAllocator) -> bool:
         """Replay the training on an allocator. Return False if it runs out of memory."""
@@ -118,7 +121,7 @@ class Replay:
         Raises:
             OutOfMemoryError: The allocator's memory is too small.
         """
-        run = _Run(allocator)
+        run = _Run(allocator, self._streams)
         run.replay(self._set_up)
         run.replay(self._first)
         yield
@@ -129,13 +132,14 @@ class Replay:
             run.replay((key, 0) for key in self._kept)
             yield
 
-    def uncounted(self, unseen: Iterable[str]) -> Iterator[str]:
+    def uncounted(self, unseen: Iterable[str], ranks: int | None) -> Iterator[str]:
         """Return sentences about memory of NVIDIA's libraries. ``unseen``: Sentences of the trace."""
         if self._recurrent:
             yield RECURRENT
         if any("convolution" in each or "cudnn" in each for each in unseen):
             yield CUDNN
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        available = torch.distributed.is_available()
+        if ranks is not None or (available and torch.distributed.is_initialized()):
             yield NCCL
 
 
@@ -188,8 +192,9 @@ class _Events:
 class _Run:
     """Replay on one allocator. A storage that is allocated again gets a new key in the allocator."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
+    def __init__(self, allocator: CachingAllocator, streams: Mapping[int, int]) -> None:
         self._allocator = allocator
+        self._streams = streams
         self._keys: dict[int, int] = {}
         self._next = 0
 
@@ -198,7 +203,7 @@ class _Run:
             if size:
                 self._next += 1
                 self._keys[key] = self._next
-                self._allocator.allocate(self._next, size)
+                self._allocator.allocate(self._next, size, self._streams.get(key, 0))
             elif key in self._keys:
                 self._allocator.free(self._keys.pop(key))
 

@@ -174,7 +174,8 @@ def _device_seen(places: Places) -> property:
 
     def device(tensor: Any) -> torch.device:
         of_fake: torch.device = of_torch.__get__(tensor)
-        if places.inside or of_fake.type != "cpu":
+        is_of_program = getattr(tensor.fake_mode, "places", None) is places
+        if places.inside or of_fake.type != "cpu" or not is_of_program:
             return of_fake
         return _CUDA if places.of(tensor) == DEVICE else _CPU
 

@@ -30,6 +30,7 @@ from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
 from memlog.estimates.places import Places
 from memlog.estimates.question import Question
+from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
@@ -56,6 +57,8 @@ class Estimate:
 
     Attributes:
         device: ``"cuda"`` or ``"cpu"``.
+        ranks: Number of processes of the training, of which this is the first; ``None``: `estimate` did not
+            get it.
         gpu: Name of the GPU for which the buffers inside operations were computed; ``None`` on the CPU.
         batch: Number of samples; ``None`` if `estimate` did not get it.
         length: Length of a sequence; ``None`` if `estimate` did not get it.
@@ -72,6 +75,7 @@ class Estimate:
         self._question = question
         self.device = question.device
         self.gpu = question.gpu.name if question.device == "cuda" else None
+        self.ranks = question.ranks
         self.batch = question.size
         self.length = question.length
         found = question.trace(mode)
@@ -116,7 +120,9 @@ class Estimate:
         found = [each for each in result.unseen if each not in ALWAYS]
         if result.exactness == "exact":
             found = []
-        besides = () if self._replay is None else self._replay.uncounted(found)
+        besides = (
+            () if self._replay is None else self._replay.uncounted(found, self._question.ranks)
+        )
         return (*found, *besides, *self._left_out())
 
     def _left_out(self) -> Iterator[str]:
@@ -221,9 +227,12 @@ class Estimate:
     def advice(self) -> Advice:
         """Changes that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
 
-        The time that a change adds is unknown, because nothing was computed.
+        The time that a change adds is unknown, because nothing was computed. There is no advice for one of
+        several ranks: its buffers for communication would change, too.
         """
         found = advise(self.recording)
+        if self.ranks is not None and self.ranks > 1:
+            return msgspec.structs.replace(found, hints=())
         hints = tuple(msgspec.structs.replace(hint, time=None) for hint in found.hints)
         return msgspec.structs.replace(found, hints=hints)
 
@@ -301,6 +310,7 @@ def estimate(
     length: int | None = None,
     device: str = "cuda",
     expandable_segments: bool = False,
+    ranks: int | None = None,
 ) -> Estimate:
     """Estimate the memory of a training step without computing it, and without a GPU.
 
@@ -334,6 +344,10 @@ def estimate(
             GPU decides the sizes of buffers inside operations. ``"cuda"`` stands for this machine's GPU, or
             for an A100 if this machine has none.
         expandable_segments: True if CUDA's allocator is configured with ``expandable_segments:True``.
+        ranks: Number of processes, each with a device. The estimate is of the first rank, which has the
+            largest parts if a tensor can't be divided evenly. The process group is torch's fake one, so
+            pass ``model`` as a function that makes the mesh and calls ``fully_shard``, ``parallelize_module``
+            or ``DistributedDataParallel``. ``None``: one process.
 
     Raises:
         ConfigurationError: An argument is invalid, or the memory can't be known; the message says why.
@@ -348,6 +362,7 @@ def estimate(
         device=kind,
         gpu=gpu,
         expandable_segments=expandable_segments,
+        ranks=ranks,
     )
     return Estimate(question)
 
@@ -359,24 +374,26 @@ def estimate_made_by(
     batch: int | None = None,
     length: int | None = None,
     device: str = "cuda",
+    ranks: int | None = None,
 ) -> Estimate:
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 
     ``make`` returns a dictionary of arguments of `estimate`: ``step``, and if needed ``model``, ``optimizer``
-    and ``expandable_segments``. ``batch``, ``length`` and ``device`` are as for `estimate`.
+    and ``expandable_segments``. ``batch``, ``length``, ``device`` and ``ranks`` are as for `estimate`.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.
     """
     kind, gpu = chosen(device)
     mode = FakeMode(Places() if kind == "cuda" else None)
-    with reasons(), mode, all_on_cpu(mode.places), real_indices():
-        made = make()
-    unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
-    if unknown:
-        raise ConfigurationError(
-            f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
-            "expandable_segments"
-        )
-    question = Question(**made, batch=batch, length=length, device=kind, gpu=gpu)
-    return Estimate(question, mode)
+    with one_of(ranks, mode):
+        with reasons(), mode, all_on_cpu(mode.places), real_indices():
+            made = make()
+        unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
+        if unknown:
+            raise ConfigurationError(
+                f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
+                "expandable_segments"
+            )
+        question = Question(**made, batch=batch, length=length, device=kind, gpu=gpu, ranks=ranks)
+        return Estimate(question, mode)

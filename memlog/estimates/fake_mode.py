@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
@@ -140,6 +141,7 @@ class FakeMode(FakeTensorMode):
         convert: Function that replaces a real tensor in an operation's arguments by a fake tensor. ``None``:
             torch makes a new fake tensor for each operation.
         places: Devices on which the tensors would lie; ``None``: nobody asks for them.
+        has_real_indices: True if operations whose tensors are real integers of 32 bits run as such.
     """
 
     def __init__(self, places: Places | None = None) -> None:
@@ -149,6 +151,7 @@ class FakeMode(FakeTensorMode):
         self.cache_enabled = False
         self.convert: Callable[[Tensor], Tensor] | None = None
         self.places = places
+        self.has_real_indices = False
 
     def __deepcopy__(self, memo: object) -> FakeMode:
         """Return the mode itself, so that the copy of a fake tensor belongs to the same mode."""
@@ -164,6 +167,14 @@ class FakeMode(FakeTensorMode):
             # Autograd asks for the device several times for each operation.
             return args[0].fake_device
         kwargs = kwargs or {}
+        if self.has_real_indices and _are_indices((args, kwargs)):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        if getattr(kwargs.get("device"), "type", "") == "cuda":
+            kwargs = {
+                **kwargs,
+                "device": _CPU,
+            }  # torch's own code names a device, as DTensor's does
         places = self.places
         if places is None:
             return self._run(func, types, args, kwargs)
@@ -298,6 +309,14 @@ def _has_bytes(values: Any) -> bool:
     if isinstance(values, dict):
         return any(map(_has_bytes, values.values()))
     return isinstance(values, Tensor) and not isinstance(values, FakeTensor)
+
+
+def _are_indices(values: Any) -> bool:
+    """Return whether an operation's tensors are real integers of 32 bits, and there is one."""
+    tensors = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return bool(tensors) and all(
+        one.dtype is torch.int32 and not isinstance(one, FakeTensor) for one in tensors
+    )
 
 
 def _bytes_in(values: Any) -> int:

@@ -153,7 +153,7 @@ def traced_training(
                     places.put(tensor, ON_HOST)
             finally:
                 first = window.stop()
-            on_host = window.elsewhere
+            on_host, streams = window.elsewhere, window.streams
             with places.asking(None):
                 window = _window(model, optimizers)
             window.start()
@@ -170,7 +170,8 @@ def traced_training(
     same = {after[storage]: before[storage] for storage in after.keys() & before.keys()}
     recurrent = any(issubclass(kind, nn.RNNBase) for kind in called)
     traces = _complete(first), _complete(later)
-    return TracedTraining(*traces, set_up, same, on_host, recurrent)
+    of_steps = streams, window.streams
+    return TracedTraining(*traces, set_up, same, on_host, recurrent, of_steps)
 
 
 def _window(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> TraceWindow:
@@ -212,7 +213,7 @@ def reasons() -> Iterator[None]:
             "allocates can't be known: leave it out of the step, or register a fake implementation "
             "(torch.library.register_fake)"
         ) from error
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, ValueError) as error:
         reason = next((text for part, text in _REASONS.items() if part in str(error)), None)
         reason = reason or needs_other_processes(error)
         if reason is None:

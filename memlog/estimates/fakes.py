@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import DEVICE
+from memlog.estimates.several_processes import is_distributed
 
 
 class Fakes:
@@ -36,6 +37,8 @@ class Fakes:
         """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
             return tensor
+        if is_distributed(tensor):
+            return self._of_distributed(tensor)
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
             raise ConfigurationError(
                 "a parameter has hooks, which an estimate would not call: pass model= as a function that "
@@ -49,6 +52,18 @@ class Fakes:
                 self._mode.places.put(fake, DEVICE)
                 self._mode.places.cuda_named()
             self._made[id(tensor)] = tensor, fake
+        return self._made[id(tensor)][1]
+
+    def _of_distributed(self, tensor: Any) -> Tensor:
+        part = tensor._local_tensor
+        fake = self.of(part)
+        if fake is part:
+            return tensor  # type: ignore[no-any-return]
+        if id(tensor) not in self._made:
+            whole = type(tensor)(fake.detach(), tensor._spec, requires_grad=tensor.requires_grad)
+            if isinstance(tensor, nn.Parameter):
+                whole = nn.Parameter(whole, tensor.requires_grad)
+            self._made[id(tensor)] = tensor, whole
         return self._made[id(tensor)][1]
 
     def counted(self, tensor: Tensor) -> Tensor:
@@ -70,7 +85,7 @@ class Fakes:
         Raises:
             ConfigurationError: The tensor is a parameter of an unknown model. Its gradient would be lost.
         """
-        if isinstance(tensor, FakeTensor) or not tensor.ndim:
+        if isinstance(tensor, FakeTensor) or is_distributed(tensor) or not tensor.ndim:
             return tensor
         if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
             raise ConfigurationError(

@@ -54,12 +54,13 @@ class Places:
         default: Place of new tensors for which the program names no device.
         inside: Number of torch's functions that run. Inside, each fake tensor is on the CPU.
         stand_in: Function that returns the fake tensor that stands for a real tensor.
+        stream: Number of the stream for which memory is allocated now; 0: the device's usual one.
     """
 
     def __init__(self) -> None:
         self.names_cuda = False
         self.default = UNNAMED
-        self.inside = 0
+        self.inside = self.stream = 0
         self.stand_in: Callable[[Tensor], Tensor] = lambda tensor: tensor
         self._asked: int | None = None
         self._cpu_is_device = False

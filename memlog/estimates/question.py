@@ -18,7 +18,7 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes
 from memlog.estimates.places import Places
-from memlog.estimates.several_processes import refuse_several_processes
+from memlog.estimates.several_processes import one_of, refuse_several_processes
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead
@@ -44,6 +44,7 @@ class Question:
     device: DeviceType = "cuda"
     gpu: Gpu = A100
     expandable_segments: bool = False
+    ranks: int | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.step):
@@ -101,18 +102,21 @@ class Question:
 
         If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``.
         """
-        mode = mode or FakeMode(Places() if self.device == "cuda" else None)
+        if mode is None:
+            mode = FakeMode(Places() if self.device == "cuda" else None)
+            with one_of(self.ranks, mode):
+                return self.trace(mode)
         fakes = Fakes(mode)
         given = [each for each in _several(self.optimizer) if isinstance(each, Optimizer)]
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
         if known is not None:
-            refuse_several_processes(known)
+            refuse_several_processes(known, self.ranks)
         with fakes.replace(known, given), counted_instead(fakes.counted), mode, reasons():
             with all_on_cpu(mode.places):
                 model = _made("model", nn.Module, self.model)
                 if model is not None:
-                    refuse_several_processes(model)
+                    refuse_several_processes(model, self.ranks)
                 if model is not None and are_compiled([model]):
                     raise ConfigurationError(
                         "what compiled code allocates can't be known without running it: pass the model "

@@ -1,50 +1,112 @@
-"""Refusal of models and calls that need the other processes of a distributed training."""
+"""Models and calls that need the other processes of a distributed training."""
 
 from __future__ import annotations
 
+import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.fake_mode import FakeMode
 from memlog.tracer.tensor_storages import is_wrapper
 
 _REPLICATED: Final = (
     "a model in DistributedDataParallel can't be estimated: estimate the model without it (its attribute "
-    "`module`), and add the bytes of all gradients for its buckets, unless gradient_as_bucket_view=True"
+    "`module`), and add the bytes of all gradients for its buckets, unless gradient_as_bucket_view=True; or "
+    "pass ranks= (`memlog estimate --ranks`), and wrap the model in the function that makes it"
 )
 _SHARDED: Final = (
     "a model that torch.distributed shards (fully_shard, FullyShardedDataParallel, DTensor), and other calls "
     "of torch.distributed, need the other processes, but an estimate runs in one process: estimate the model "
-    "without them, which gives the memory without sharding"
+    "without them, which gives the memory without sharding, or pass ranks= (`memlog estimate --ranks`), and "
+    "shard the model in the function that makes it"
+)
+_FSDP1: Final = (
+    "a model in FullyShardedDataParallel (FSDP1) can't be estimated: shard it with "
+    "torch.distributed.fsdp.fully_shard (FSDP2)"
+)
+_VALUES: Final = (
+    "this call of torch.distributed needs values from other ranks, which an estimate does not have: leave it "
+    "out for the estimate; of a pipeline, estimate each stage as a model of its own"
 )
 _TORCH: Final = Path(torch.__file__).parent
 
 
-def refuse_several_processes(model: nn.Module) -> None:
-    """Raise if torch distributes a model over processes.
+def one_of(ranks: int | None, mode: FakeMode) -> AbstractContextManager[None]:
+    """Return `memlog.estimates.one_rank.one_rank_of`, or a block without effect if there is one process.
 
     Raises:
-        ConfigurationError: A part of the model is such a model.
+        ConfigurationError: ``ranks`` is no whole number above 0.
+    """
+    if ranks is None:
+        return nullcontext()
+    if type(ranks) is not int or ranks < 1:
+        raise ConfigurationError(
+            f"ranks={ranks!r:.100}: write the number of processes, a whole number above 0"
+        )
+    from memlog.estimates.one_rank import one_rank_of  # noqa: PLC0415 - it takes half a second
+
+    return one_rank_of(ranks, mode)
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Return True for a `torch.distributed.tensor.DTensor`."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def part_of(tensor: Any) -> Tensor:
+    """Return a rank's part of a distributed tensor, or the tensor itself."""
+    return tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[no-any-return]
+
+
+def _simulated_ranks() -> int:
+    """Return the number of ranks if the program is one rank of an estimate; otherwise 0."""
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_simulated = known and torch.distributed.get_backend() == "fake"
+    return torch.distributed.get_world_size() if is_simulated else 0
+
+
+def refuse_several_processes(model: nn.Module, ranks: int | None) -> None:
+    """Raise if torch distributes a model over processes, unless the estimate is for several ranks.
+
+    Raises:
+        ConfigurationError: A part of the model is such a model, or is in FSDP1.
     """
     for module in model.modules():
         homes = [each.__module__ for each in type(module).__mro__]
+        if ranks is not None:
+            if "torch.distributed.fsdp.fully_sharded_data_parallel" in homes:
+                raise ConfigurationError(_FSDP1)
+            continue
         if "torch.nn.parallel.distributed" in homes:
             raise ConfigurationError(_REPLICATED)
         if any(home.startswith("torch.distributed.") for home in homes):
             raise ConfigurationError(_SHARDED)
-    if any(is_wrapper(type(each)) for each in model.parameters()):
+    if ranks is None and any(is_wrapper(type(each)) for each in model.parameters()):
         raise ConfigurationError(_SHARDED)
 
 
 def needs_other_processes(error: BaseException) -> str | None:
     """Return why an error came from a call that needs other processes; ``None`` if it did not."""
     paths = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if _TORCH / "nn" / "parallel" / "distributed.py" in paths:
-        return _REPLICATED
-    if any(path.is_relative_to(_TORCH / "distributed") for path in paths):
-        return _SHARDED
-    return None
+    is_replicated = _TORCH / "nn" / "parallel" / "distributed.py" in paths
+    if not is_replicated and not any(path.is_relative_to(_TORCH / "distributed") for path in paths):
+        return None
+    ranks = _simulated_ranks()
+    if (
+        ranks
+        and isinstance(error, RuntimeError)
+        and not isinstance(error, DataDependentOutputException)
+    ):
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return f"torch.distributed refuses this call in an estimate for {ranks} ranks: {first}"
+    if ranks:
+        return _VALUES
+    return _REPLICATED if is_replicated else _SHARDED

@@ -25,6 +25,8 @@ class TracedTraining(NamedTuple):
         same: For keys in ``later``, the keys of the same storages in ``first``.
         on_host: Highest number of bytes of tensors on the host, which the traces leave out.
         recurrent: True if a recurrent layer ran.
+        streams: Streams of the storages that each of the two steps allocates for another stream than the
+            usual one, by their keys.
     """
 
     first: RecordedTrace
@@ -33,6 +35,7 @@ class TracedTraining(NamedTuple):
     same: Mapping[int, int]
     on_host: int
     recurrent: bool
+    streams: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
 
 
 def moved_together(model: nn.Module | None) -> Iterator[Sequence[Tensor]]:

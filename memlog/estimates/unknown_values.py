@@ -21,6 +21,7 @@ from memlog.errors import ConfigurationError
 from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.lbfgs import lbfgs_without_values
 from memlog.estimates.packed_sequences import packed_sequences
+from memlog.estimates.several_processes import part_of
 
 _CALCULATES = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ "
@@ -136,7 +137,9 @@ class _Reading(TorchFunctionMode):
         """
         self._known = stepping is not None
         groups = () if stepping is None else stepping.param_groups
-        if not all(isinstance(one, FakeTensor) for group in groups for one in group["params"]):
+        if not all(
+            isinstance(part_of(one), FakeTensor) for group in groups for one in group["params"]
+        ):
             raise ConfigurationError(
                 f"the step uses an optimizer ({type(stepping).__name__}) that memlog.estimate did not get: "
                 "pass optimizer="

@@ -24,6 +24,8 @@ _COLOURS = {
     "buffers": "#33b0ad",
     "workspaces": "#7f8c1f",
     "private pools": "#c6529a",
+    "unsharded parameters": "#7aa6f5",
+    "communication": "#b8860b",
 }
 """Colours of the categories. A run's report uses the same colours."""
 _OTHER = "#a9b4c2"

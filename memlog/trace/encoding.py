@@ -65,6 +65,8 @@ INPUT: Final = 8
 OTHER: Final = 9
 WORKSPACE: Final = 10
 PRIVATE_POOL: Final = 11
+UNSHARDED: Final = 12
+COMMUNICATION: Final = 13
 CATEGORIES: Final = (
     "undecided",
     "parameters",
@@ -78,6 +80,8 @@ CATEGORIES: Final = (
     "other",
     "workspaces",
     "private pools",
+    "unsharded parameters",
+    "communication",
 )
 """Names of the categories. Traces in files number them, so a new category goes to the end."""
 

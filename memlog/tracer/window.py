@@ -211,6 +211,11 @@ class TraceWindow:
         return engine.serials(tensors) if isinstance(engine, DispatchEngine) else {}
 
     @property
+    def streams(self) -> dict[int, int]:
+        """Streams of storages by their serial numbers, if an estimate allocates for several streams."""
+        return self._engine.streams if isinstance(self._engine, DispatchEngine) else {}
+
+    @property
     def elsewhere(self) -> int:
         """Highest number of bytes of the tensors that an estimate's trace leaves out."""
         return self._log.elsewhere

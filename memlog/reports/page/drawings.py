@@ -35,6 +35,8 @@ CATEGORIES = (
     "private pools",
     "other",
     "undecided",
+    "unsharded parameters",
+    "communication",
 )
 """Categories in the order in which they are stacked. A category's index is the number of its colour."""
 

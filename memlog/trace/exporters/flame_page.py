@@ -26,6 +26,8 @@ _COLOURS = {
     "[inputs]": "#5cc48c",
     "[workspaces]": "#b5bf5a",
     "[private pools]": "#e58bc0",
+    "[unsharded parameters]": "#a9c4ff",
+    "[communication]": "#d9b45b",
 }
 """Colours of the categories, the same as in a run's report in dark mode. Black text is legible on them."""
 _OTHER_COLOUR = "#b9bdc4"

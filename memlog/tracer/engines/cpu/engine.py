@@ -173,6 +173,11 @@ class DispatchEngine:
     def leave(self) -> bool:
         return self._mode.leave()
 
+    @property
+    def streams(self) -> dict[int, int]:
+        """See `LiveStorages`."""
+        return self._live_storages.streams
+
     def serials(self, tensors: Iterable[Any]) -> dict[int, int]:
         """Return the serial numbers of the tensors' storages by the storages' identity."""
         tracked = (self._live_storages.tracked(tensor) for tensor in tensors)

@@ -19,6 +19,7 @@ from memlog.trace.encoding import (
     OUTSIDE,
     PARAMETER,
     UNDECIDED,
+    UNSHARDED,
     USES,
 )
 from memlog.trace.storage_uses import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
@@ -37,10 +38,17 @@ size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes.
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
 _placement: Placement | None = None
+_made_as = UNDECIDED
 
 
 class Placement(Protocol):
-    """Devices on which an estimate's fake tensors would lie."""
+    """Devices and streams on which an estimate's fake tensors would lie.
+
+    Attributes:
+        stream: Number of the stream for which memory is allocated now; 0: the device's usual one.
+    """
+
+    stream: int
 
     def of_storage(self, storage: Any) -> Any:
         """Return the place of a storage. The place may become known later."""
@@ -80,6 +88,17 @@ def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
         _stand_in = None
 
 
+@contextmanager
+def made_as(category: int) -> Iterator[None]:
+    """Inside the block, traces put new storages into a category."""
+    global _made_as  # noqa: PLW0603 - operations are recorded without an argument for it
+    before, _made_as = _made_as, category
+    try:
+        yield
+    finally:
+        _made_as = before
+
+
 class LiveStorages:
     """Tracker of live storages. It writes the events of these storages.
 
@@ -91,6 +110,8 @@ class LiveStorages:
         omitted: Number of times a small storage was not tracked.
         sparse, complex, nested: True if a tensor of this kind was seen.
         serial: Serial number of the newest storage or workspace.
+        streams: Streams of the storages that an estimate allocates for another stream than the usual one, by
+            the storages' serial numbers.
     """
 
     def __init__(self, log: EventLog, *, fakes: bool = False, types: bool = False) -> None:
@@ -104,6 +125,7 @@ class LiveStorages:
         self._on_free = self.events.finalizer(self._tracked)
         self._closed = False
         self._places: dict[int, Any] = {}
+        self.streams: dict[int, int] = {}
 
     def elsewhere(self) -> set[int]:
         """Return the serial numbers of storages and workspaces that are not on the traced device."""
@@ -291,6 +313,7 @@ class LiveStorages:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or has_bytes(storage)):
             return False
+        category = category or _made_as  # UNDECIDED is 0
         tracked = TrackedStorage(storage, self._on_free)
         self.serial = serial = self.serial + 1
         tracked.pointer = pointer = storage._cdata
@@ -303,6 +326,8 @@ class LiveStorages:
         self._tracked[pointer] = tracked
         if _placement is not None:
             self._places[serial] = _placement.of_storage(storage)
+            if _placement.stream:
+                self.streams[serial] = _placement.stream
         self.events.allocation(tracked, owner, instead)
         return True
 
@@ -312,4 +337,4 @@ def _counted(tensor: Tensor) -> Tensor:
 
 
 def _is_final(tracked: int, category: int) -> bool:
-    return tracked in (PARAMETER, BUFFER) or (tracked == INPUT and category == GRADIENT)
+    return tracked in (PARAMETER, BUFFER, UNSHARDED) or (tracked == INPUT and category == GRADIENT)

@@ -100,6 +100,7 @@ _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
 _of_fakes: MeasureFakes | None = None
 _of_fakes_once = True
+_without: frozenset[str] = frozenset()
 _precisions: tuple[str, ...] = ()
 
 
@@ -111,6 +112,22 @@ def update_precisions() -> bool:
     global _precisions
     before, _precisions = _precisions, torch_private.onednn_precisions()
     return before != _precisions
+
+
+@contextmanager
+def without_workspaces(namespaces: Iterable[str]) -> Iterator[None]:
+    """Inside the block, the operations of these namespaces count as if they had no workspace."""
+    global _without  # noqa: PLW0603 - operations are recorded without an argument for it
+    before, _without = _without, frozenset(namespaces)
+    try:
+        yield
+    finally:
+        _without = before
+
+
+def is_known(func: Any) -> bool:
+    """Return True if `without_workspaces` names the operation's namespace."""
+    return bool(_without) and getattr(func, "namespace", None) in _without
 
 
 def workspace_class(func: Any) -> int:

@@ -121,7 +121,7 @@ class OperationRecorder:
         measures = kind > dispatch_mode.RESULT and (
             not self._fakes or op_workspace.measures_fakes()
         )
-        if measures and (inside is None or not inside.complete):
+        if measures and (inside is None or not inside.complete) and not op_workspace.is_known(func):
             self.unmeasured[str(func)] += 1
 
     def _track_results(

@@ -67,5 +67,6 @@ class PatchListeners:
         storage = args[0]
         with self._diagnostics.contained("noticing that a storage was resized"):
             thread_state = self._module_stack.thread_state()
-            if thread_state is not None and storage.device.type == "cpu":
+            # The storages of an estimate's fake tensors are on the device "meta".
+            if thread_state is not None and storage.device.type in ("cpu", "meta"):
                 self._live_storages.track_resized(storage, self._owner(thread_state))

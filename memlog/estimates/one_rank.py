@@ -1,0 +1,292 @@
+"""One rank of a training on several devices: torch's process group, meshes and wrappers on fake tensors.
+
+The rank runs alone, in torch's fake process group, whose collectives return at once. What a rank allocates
+follows from shapes, so it is the same as beside the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from memlog.errors import ConfigurationError
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.places import Places
+from memlog.trace.encoding import COMMUNICATION, UNSHARDED
+from memlog.tracer.engines.cpu import live_storages, op_workspace
+
+_OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
+"""Methods that calculate with the numbers of ranks."""
+
+_COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+"""Namespaces of operations that allocate nothing inside themselves on a CUDA device, as measured there."""
+_CATEGORIES: Final = (
+    (FSDPParam, "init_all_gather_outputs", UNSHARDED),
+    (FSDPParam, "alloc_all_gather_outputs", UNSHARDED),
+    (_fsdp_param_group, "foreach_all_gather", COMMUNICATION),
+    (_fsdp_param_group, "foreach_reduce", COMMUNICATION),
+    (DistributedDataParallel, "__init__", COMMUNICATION),
+    (DistributedDataParallel, "_pre_forward", COMMUNICATION),
+)
+"""Functions of torch, each with its owner and the category of what it allocates."""
+_USE_DEVICES: Final = (
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "torch.distributed.fsdp._fully_shard._fsdp_init",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.distributed.fsdp._fully_shard._fsdp_state",
+    "torch.distributed.tensor._random",
+)
+
+
+@contextmanager
+def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
+    """Let the program inside the block be the first rank of a training with ``ranks`` processes.
+
+    ``mode`` is the mode of the program's tensors.
+
+    Raises:
+        ConfigurationError: The process belongs to a process group already.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
+
+    if dist.is_initialized():
+        raise ConfigurationError(
+            "torch.distributed is initialized already, and ranks= lets the estimate do that: leave out the "
+            "call of init_process_group, or make it in the function that makes the model"
+        )
+    environment = {"RANK": 0, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": ranks}
+    with ExitStack() as undo:
+        undo.enter_context(patch.object(mode, "has_real_indices", True))
+        undo.enter_context(
+            patch.dict(os.environ, {key: str(value) for key, value in environment.items()})
+        )
+        if mode.places is not None:
+            undo.enter_context(op_workspace.without_workspaces(_COLLECTIVES))
+        dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        undo.callback(dist.destroy_process_group)
+        undo.enter_context(
+            patch.object(dist, "init_process_group", functools.partial(_joined, ranks))
+        )
+        undo.enter_context(patch.object(torch.cuda, "set_device", lambda _: None))
+        undo.enter_context(patch.object(DeviceMesh, "__init__", _mesh_made(DeviceMesh.__init__)))
+        for name in _OF_MESHES:
+            undo.enter_context(
+                patch.object(DeviceMesh, name, _on_real_tensors(getattr(DeviceMesh, name)))
+            )
+        for owner, name, category in _CATEGORIES:
+            own = _made_as(category, getattr(owner, name))
+            undo.enter_context(patch.object(owner, name, own))
+        handle = _get_device_handle
+        device = _Device(ranks, mode.places)
+        for name in _USE_DEVICES:
+            module = importlib.import_module(name)
+            undo.enter_context(
+                patch.object(
+                    module,
+                    "_get_device_handle",
+                    lambda kind: device if kind == "cuda" else handle(kind),
+                )
+            )
+        device_of_part = property(lambda one: one._local_tensor.device)
+        undo.enter_context(patch.object(DTensor, "device", device_of_part, create=True))
+        for name in ("__init__", "_pre_forward"):
+            own = _with_real_indices(getattr(DistributedDataParallel, name))
+            own = _beside_parameters(_replicated(own) if name == "__init__" else own, mode.places)
+            undo.enter_context(patch.object(DistributedDataParallel, name, own))
+        # torch asks for the shapes of whole tensors, which no rank has: they must not count.
+        name = "_propagate_tensor_meta_non_cached"
+        propagate = _on_real_tensors(getattr(ShardingPropagator, name))
+        undo.enter_context(patch.object(ShardingPropagator, name, propagate))
+        yield
+
+
+class _Device:
+    """What torch asks ``torch.cuda`` for in a training on several devices: streams, events and the device."""
+
+    def __init__(self, ranks: int, places: Places | None) -> None:
+        self._ranks = ranks
+        self._places = places
+        self._streams = 0
+        self._stream = _Stream(0)
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return self._ranks
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def current_stream(self) -> _Stream:
+        return self._stream
+
+    @contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        before = self._stream
+        self._use(stream)
+        try:
+            yield
+        finally:
+            self._use(before)
+
+    def _use(self, stream: _Stream) -> None:
+        self._stream = stream
+        if self._places is not None:
+            self._places.stream = stream.number
+
+    def Stream(self, priority: int = 0) -> _Stream:  # noqa: N802, ARG002 - torch's name
+        self._streams += 1
+        return _Stream(self._streams)
+
+    def Event(self, **_: Any) -> _Stream:  # noqa: N802 - torch's name
+        return _Stream(0)
+
+
+class _Stream:
+    """Stream or event of a device that runs nothing."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def wait_event(self, _: object) -> None: ...
+
+    wait_stream = wait = wait_event
+
+    def record(self, _: object = None) -> _Stream:
+        return self
+
+    record_event = record
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+def _joined(ranks: int, *_: Any, world_size: int = -1, **__: Any) -> None:
+    """Take the place of ``init_process_group`` in the program."""
+    if world_size not in (-1, ranks):
+        raise ConfigurationError(
+            f"the program joins a process group of {world_size} ranks, but the estimate is for {ranks}"
+        )
+
+
+def _made_as(category: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with live_storages.made_as(category):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _mesh_made(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            init(
+                self,
+                *map(_in_order, args),
+                **{key: _in_order(value) for key, value in kwargs.items()},
+            )
+
+    return make
+
+
+def _replicated(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a model in DistributedDataParallel reduce its gradients without the other ranks."""
+
+    @functools.wraps(init)
+    def make(
+        self: Any,
+        module: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        # A synchronisation compares shapes by the addresses of real tensors.
+        given = {**kwargs, "device_ids": None, "output_device": None, "init_sync": False}
+        init(self, module, *args[2:], **given)
+        self.register_comm_hook(None, in_place_of_all_reduce)
+
+    return make
+
+
+def in_place_of_all_reduce(_, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations as texts
+    """Take the place of the all-reduce, which the fake process group does not return to DDP."""
+    future = torch.futures.Future[Tensor]()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _with_real_indices(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _RealIndices():
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _RealIndices(TorchDispatchMode):
+    """Mode that makes real integers: DDP's code in C++ reads those of its buckets by address."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        is_fake = any(isinstance(one, FakeTensor) for one in tensors)
+        is_real = not is_fake if tensors else kwargs.get("dtype") is torch.int32
+        with _disable_current_modes() if is_real else nullcontext():
+            return func(*args, **kwargs)
+
+
+def _beside_parameters(function: Callable[..., Any], places: Places | None) -> Callable[..., Any]:
+    """Let a method make its buffers where the model's parameters are."""
+    if places is None:
+        return function
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = args[0] if "module" not in self.__dict__.get("_modules", {}) else self.module
+        place = next(map(places.of, module.parameters()), None)
+        with places.asking(place):
+            return function(self, *args, **kwargs)
+
+    return call
+
+
+def _in_order(value: Any) -> Any:
+    """Return the numbers of ranks in order instead of a fake tensor, which has none."""
+    if isinstance(value, FakeTensor):
+        return torch.arange(value.numel(), dtype=torch.int).view(value.shape)
+    return value

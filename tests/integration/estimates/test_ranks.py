@@ -1,0 +1,157 @@
+"""Estimates of one rank of a training on several devices: what they count, and bad input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import memlog
+from memlog.errors import ConfigurationError
+from memlog.estimates.estimate import estimate_made_by
+
+MIB = 2**20
+WIDTH = 1024
+PARAMETERS = 4 * WIDTH**2 * 4  # bytes
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing() -> Iterator[None]:
+    """Check that an estimate leaves no process group and no variables of ranks."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    before = [os.environ.get(name) for name in names]
+    yield
+    assert not dist.is_initialized()
+    assert [os.environ.get(name) for name in names] == before
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))
+
+
+def training(model: nn.Module) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.randn(32, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"step": step, "model": model, "optimizer": optimizer}
+
+
+def sharded(mesh: Callable[[], DeviceMesh] | None = None) -> dict[str, Any]:
+    dist.init_process_group("nccl")  # as a program does that a launcher has started
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    made = init_device_mesh("cuda", (dist.get_world_size(),)) if mesh is None else mesh()
+    model = layers().cuda()
+    for layer in model:
+        fully_shard(layer, mesh=made)
+    return training(fully_shard(model, mesh=made))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 1024])
+def test_each_rank_keeps_its_part(ranks: int) -> None:
+    found = estimate_made_by(sharded, ranks=ranks)
+    assert found.ranks == ranks
+    part = PARAMETERS // ranks
+    assert found.categories["parameters"] == pytest.approx(part, rel=0.01)
+    assert found.categories["optimizer state"] == pytest.approx(2 * part, rel=0.01)
+    # One layer is whole at the peak, or the layer before it, too; a single rank keeps all whole.
+    whole = found.categories.get("unsharded parameters", 0)
+    assert whole in ((WIDTH**2 * 4, 2 * WIDTH**2 * 4) if ranks > 1 else (0, PARAMETERS))
+
+
+def test_buckets_are_communication() -> None:
+    found = estimate_made_by(
+        lambda: training(DistributedDataParallel(layers().cuda(), device_ids=[0])), ranks=2
+    )
+    assert found.categories["communication"] == PARAMETERS
+    assert found.categories["parameters"] == PARAMETERS
+
+
+def test_the_model_can_be_made_by_a_function_in_python() -> None:
+    def model() -> nn.Module:
+        return fully_shard(layers(), mesh=init_device_mesh("cuda", (4,)))
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        model(torch.randn(batch, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = memlog.estimate(step, model=model, optimizer=torch.optim.AdamW, batch=8, ranks=4)
+    assert found.categories["optimizer state"] == pytest.approx(PARAMETERS // 2, rel=0.01)
+    assert found.with_batch(4096).peak > found.peak
+    assert "Buffers of NCCL" in found.text()
+    assert found.advice.hints == ()
+
+
+def test_a_mesh_of_a_tensor_has_the_ranks_in_order() -> None:
+    def mesh() -> DeviceMesh:
+        numbers = torch.arange(8).view(2, 4)
+        return DeviceMesh("cuda", numbers, mesh_dim_names=("replicas", "parts"))["parts"]
+
+    found = estimate_made_by(lambda: sharded(mesh), ranks=8)
+    assert found.categories["parameters"] == pytest.approx(PARAMETERS // 4, rel=0.01)
+
+
+def refused(job: Callable[[], dict[str, Any]], ranks: Any = 8) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        estimate_made_by(job, ranks=ranks)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_mesh_that_is_too_large_is_refused() -> None:
+    message = refused(lambda: sharded(lambda: init_device_mesh("cuda", (16,))))
+    assert "in an estimate for 8 ranks: Mesh should not be bigger than" in message
+
+
+def test_values_from_other_ranks_are_refused() -> None:
+    def job() -> dict[str, Any]:
+        dist.all_gather_object([None] * 8, {"a": 1})
+        return training(layers())
+
+    message = refused(job)
+    assert "needs values from other ranks" in message
+    assert message.startswith("test_ranks.py, line ")
+
+
+def test_fsdp1_is_refused() -> None:
+    message = refused(lambda: training(FullyShardedDataParallel(layers().cuda())))
+    assert "fully_shard (FSDP2)" in message
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 2.0, True, "8"])
+def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
+    assert "write the number of processes" in refused(lambda: training(layers()), ranks)
+
+
+def test_a_program_for_another_number_of_ranks_is_refused() -> None:
+    def job() -> dict[str, Any]:
+        dist.init_process_group("nccl", world_size=4, rank=0)
+        return training(layers())
+
+    assert "of 4 ranks, but the estimate is for 8" in refused(job)
+
+
+def test_a_process_that_has_joined_a_group_is_told() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert "is initialized already" in refused(lambda: training(layers()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_without_ranks_the_message_names_them() -> None:
+    with pytest.raises(ConfigurationError, match="pass ranks="):
+        estimate_made_by(lambda: training(fully_shard(layers())))

@@ -1,0 +1,65 @@
+"""Estimates of one of eight ranks, beside torch's own allocator for the same rank."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from memlog.estimates.estimate import Estimate, estimate_made_by
+from tests.support.distributed_jobs import JOBS, RANKS
+
+pytestmark = pytest.mark.cuda
+Job = Callable[[], dict[str, Any]]
+
+
+def estimated(job: Job, ranks: int = RANKS) -> Estimate:
+    return estimate_made_by(job, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def estimates() -> dict[Job, Estimate]:
+    """Return the estimates of all jobs, which are made before this process joins a process group."""
+    return {job: estimated(job) for job in JOBS}
+
+
+@pytest.fixture(scope="module")
+def workspaces(estimates: dict[Job, Estimate]) -> Iterator[int]:
+    """Join a process group. Return the bytes that cuBLAS keeps, which each estimate counts, too."""
+    x = torch.randn(64, 64, device="cuda", requires_grad=True)
+    (x @ x).sum().backward()
+    del x
+    gc.collect()
+    dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
+    yield torch.cuda.memory_allocated()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_the_peak_is_the_allocators(
+    job: Job, estimates: dict[Job, Estimate], workspaces: int
+) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    step = job()["step"]
+    reserved = 0
+    for _ in range(3):
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        reserved = max(reserved, torch.cuda.max_memory_reserved())
+    found, stats = estimates[job], torch.cuda.memory_stats()
+    # An earlier job can have left something, such as parameters in reference cycles.
+    kept = before - workspaces
+    requested = stats["requested_bytes.all.peak"] - kept
+    assert found.recording.result.peak == pytest.approx(requested, rel=0.001)
+    # Blocks are larger by what the jobs before have left, so this is no exact comparison.
+    assert found.peak == pytest.approx(stats["allocated_bytes.all.peak"] - kept, rel=0.03)
+    # The program makes the whole model first. In what that has reserved, cuBLAS's workspaces find room.
+    assert found.reserved == pytest.approx(reserved - kept, rel=0.06, abs=20 * 2**20)
