@@ -23,6 +23,9 @@ _REGISTERS: Final = re.compile("register_.*hook")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _REPEATS: Final = (ast.For, ast.While, *_FUNCTIONS)
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_CALLED: Final = re.compile("on_")
+"""Beginning of the names of methods that Lightning's and transformers' trainers call."""
 _REMOVING: Final = frozenset(("pop", "popleft", "popitem", "clear", "remove", "discard"))
 _LESS, _MORE = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 _JOINS: Final = re.compile("cat|stack|append|pad|chain")
@@ -81,15 +84,18 @@ def is_made_anew(file: str, name: str) -> bool:
 def limiting_line(file: str, name: str, line: int) -> int | None:
     """Return the line that limits the length of ``name``, such as ``if len(name) < 1000:``.
 
-    ``line`` is that of a statement that adds to it. The limit must be in the function around this statement:
-    a comparison of the length that decides whether to add, something that removes elements, or a loop around
-    the statement that makes ``name`` anew. ``None``: there is none. Whether it works is unknown.
+    ``line`` is that of a statement that adds to it. In the function around this statement, a limit is a
+    comparison of the length that decides whether to add, something that removes elements, or a statement that
+    makes ``name`` anew, if it is in a loop around the statement, or the function is called in a loop. In the
+    other methods of a class, only those named ``on_…`` count, which a trainer calls, such as
+    ``on_validation_epoch_end``. ``None``: there is none. Whether it works is unknown.
     """
     nodes = list(_nodes(file, name))
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS) and _covers(node, line)]
     inside = list(ast.walk(functions[-1])) if functions else nodes  # the innermost is the last
+    again = nodes if functions and _is_called_in_a_loop(functions[-1], nodes) else []
     loops = [node for node in inside if isinstance(node, _LOOPS) and _covers(node, line)]
-    around = {id(inner) for loop in loops for inner in ast.walk(loop)}
+    around = {id(inner) for loop in loops for inner in ast.walk(loop)} | set(map(id, again))
     added = {one.line for node in inside for one in _addition(node, name)}
     for node in inside:
         is_limit = _removes(node, name) or (id(node) in around and _begins_anew(node, name))
@@ -97,7 +103,27 @@ def limiting_line(file: str, name: str, line: int) -> int | None:
             is_limit = is_limit or _limits(node, name, added)
         if is_limit:
             return getattr(node, "lineno", None)
-    return None
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef) and _covers(node, line)]
+    methods = (
+        node for owner in classes[-1:] for node in owner.body if isinstance(node, _FUNCTIONS)
+    )
+    called = (node for method in methods if _CALLED.match(method.name) for node in ast.walk(method))
+    return next(
+        (
+            getattr(node, "lineno", None)
+            for node in called
+            if _removes(node, name) or _begins_anew(node, name)
+        ),
+        None,
+    )
+
+
+def _is_called_in_a_loop(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, nodes: list[ast.AST]
+) -> bool:
+    loops = (node for node in nodes if isinstance(node, (*_LOOPS, *_COMPREHENSIONS)))
+    calls = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call))
+    return any(ast.unparse(one.func).rpartition(".")[2] == function.name for one in calls)
 
 
 def _removes(node: ast.AST, name: str) -> bool:
@@ -170,13 +196,22 @@ def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
     nodes = list(_nodes(file, name))
     assigned = [(node, value) for node in nodes for value in _assigned(node, name)]
     joins = [node for node, value in assigned if value is not None and _joins(value, name)]
-    others = {id(node) for node, _ in assigned if node not in joins}
+    others = {
+        id(node) for node, _ in assigned if node not in joins and not _is_of_elements(node, name)
+    }
     if in_place:
         joins += [node for node in nodes if node not in joins and _addition(node, name)]
         others -= set(map(id, joins))
     scopes = [list(ast.walk(node)) for node in nodes if isinstance(node, (*_REPEATS, ast.Lambda))]
     innermost = (min((one for one in scopes if join in one), key=len, default=[]) for join in joins)
     return [others.isdisjoint(map(id, around)) for around in innermost]
+
+
+def _is_of_elements(node: ast.AST, name: str) -> bool:
+    """Return True for an assignment to elements of ``name`` alone, such as ``name[i], name[j] = a, b``."""
+    own = _targets(node.targets) if isinstance(node, ast.Assign) else ()
+    named = [one for one in own if _is_named(one, name)]
+    return bool(named) and all(isinstance(one, ast.Subscript) for one in named)
 
 
 def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:

@@ -41,6 +41,7 @@ class KeptGraph(NamedTuple):
         nodes: Number of the graph's nodes that the watched iterations made.
         traceback_bytes: Bytes of the tracebacks that anomaly detection keeps with these nodes.
         sharers: Other tensors and nodes whose graphs have nodes in common with this graph, the newest first.
+        spread: Part of the watched iterations from the graph's oldest node in them to the newest one.
     """
 
     holder: Any
@@ -49,6 +50,7 @@ class KeptGraph(NamedTuple):
     nodes: int
     traceback_bytes: int
     sharers: list[Any]
+    spread: float
 
 
 class GraphWalk:
@@ -86,9 +88,10 @@ class GraphWalk:
         with torch._C.DisableTorchFunctionSubclass():
             return self._walk(node, node)[0]
 
-    def _walk(self, root: Any, holder: Any) -> tuple[dict[int, int], int, int, list[Any]]:
+    def _walk(self, root: Any, holder: Any) -> tuple[dict[int, int], int, int, list[Any], float]:
         sharers: list[Any] = []
         waiting, storages, nodes, traceback_bytes = [root], dict[int, int](), 0, 0
+        oldest, newest = self._end, self._first
         while waiting:
             node = waiting.pop()
             known = self._visited.get(id(node))
@@ -104,10 +107,12 @@ class GraphWalk:
             self._visited[id(node)] = node, sharers
             if number < self._end:
                 nodes += 1
+                oldest, newest = min(oldest, number), max(newest, number)
                 self._add_saved(node, storages)
                 traceback_bytes += _traceback_bytes(node) if self._has_tracebacks else 0
             waiting += [inner for inner, _ in node.next_functions if inner is not None]
-        return storages, nodes, traceback_bytes, sharers
+        spread = max(0, newest - oldest) / max(1, self._end - self._first)
+        return storages, nodes, traceback_bytes, sharers, spread
 
     def _add_saved(self, node: Any, storages: dict[int, int]) -> None:
         kind = type(node)

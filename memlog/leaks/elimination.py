@@ -126,9 +126,15 @@ def between_free_memory(holders: Sequence[Holder]) -> list[Holder]:
             title=f"{found.title} The C library's allocator can't give back the free memory between.",
             evidence=(*found.evidence, "most of the growth is memory that steps free"),
             confidence="medium",
-            remedy=_FOR_SMALL if found.bytes_left is None else _FOR_SLOTS,
+            remedy=_for_elements(found),
         )
     ]
+
+
+def _for_elements(holder: Holder) -> str | None:
+    if holder.is_chain:
+        return holder.remedy
+    return _FOR_SMALL if holder.bytes_left is None else _FOR_SLOTS
 
 
 def _free_lists(rate: float) -> Holder:

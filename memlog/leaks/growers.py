@@ -116,7 +116,8 @@ class Grower(NamedTuple):
         is_buffer: True for a tensor or an array that is replaced by a larger one.
         group: Equal for containers that can be counted together: elements of one container, such as a list
             for each key, and an attribute of several objects of a class, such as of each layer.
-        is_replaced: True if it was replaced by a longer one.
+        is_replaced: True if it was replaced by a longer one, or its first element was.
+        is_one: True if only the first element tells that it was replaced, and it has just grown.
         is_steady: True if memory or the container grows steadily, not in stairs.
         containers: Number of containers that are counted together.
         are_views: True if the elements' tensors are small parts of larger ones, which they keep.
@@ -141,6 +142,7 @@ class Grower(NamedTuple):
     readings: int
     is_buffer: bool
     is_replaced: bool
+    is_one: bool
     group: object
     is_steady: bool = False
     containers: int = 1
@@ -170,17 +172,23 @@ class Candidate(NamedTuple):
     is_replaced_first: bool
 
     @property
+    def is_one(self) -> bool:
+        """True if it has had one identity all the time. Another object can have had the same one."""
+        known = {one.identity.container for one in self.readings if one.identity is not None}
+        return len(known) <= 1 and not self.is_replaced_first
+
+    @property
     def is_replaced(self) -> bool:
-        """True if it has not been the same object all the time."""
-        known = [one.identity for one in self.readings if one.identity is not None]
-        if len({one.container for one in known}) > 1:
+        """True if it has not been the same object all the time, or its first element has not."""
+        if not self.is_one:
             return True
+        known = [one.identity for one in self.readings if one.identity is not None]
         # A new container and a new element can have the identities of those that were freed. If another
         # element is the first one now, the program can have put it before the others.
         is_other = len({one.oldest for one in known} - {None}) > 1
         is_unknown = is_other and any(one.oldest and one.reference is None for one in known)
         is_freed = any(one.reference is not None and one.reference() is None for one in known)
-        return self.is_replaced_first or is_unknown or is_freed
+        return is_unknown or is_freed
 
 
 def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grower]:
@@ -389,6 +397,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         readings=sum(grew),
         is_buffer=is_buffer(type(container)),
         is_replaced=candidate.is_replaced,
+        is_one=candidate.is_one and grew[-1],
         are_views=are_views,
         is_partial=is_partial,
         group=_group(candidate.path, chain),
@@ -430,14 +439,16 @@ def _is_kept(grower: Grower) -> bool:
 
     If a container or a tensor was replaced, the program must have a statement that adds to the earlier one.
     Two lists that are made one after the other can have the same identity. So the program's statements tell
-    this, too.
+    this, too: the elements of one that they never make anew come and go, as in a buffer that is shuffled.
     """
     owner = owner_of(grower)
     files = program_files(owner) if owner.name else []
     if any(assignment_lines.adds_to_itself(file, owner.name) for file in files):
         return True
     anew = any(assignment_lines.is_made_anew(file, owner.name) for file in files)
-    return not grower.is_replaced and not anew
+    if anew or not grower.is_replaced:
+        return not anew
+    return grower.is_one and any(assignment_lines.additions(file, owner.name) for file in files)
 
 
 def _weight(container: Any, gained: int) -> ElementWeight | None:

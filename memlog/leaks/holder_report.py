@@ -30,6 +30,8 @@ _MAX_VIEWS: Final = 4
 _MAX_SHARERS: Final = 64
 """Maximum length of `_Target.sharers`."""
 _MAX_HOLDERS: Final = 5
+_SPREAD: Final = 0.4
+"""A graph with nodes over this part of the watched iterations is of several of them."""
 _MAX_MEASURED: Final = 200
 """Maximum number of containers whose elements are measured."""
 _MAX_ELEMENTS: Final = 1000
@@ -160,7 +162,10 @@ class HolderReport:
             nodes = sum(graph.nodes for graph in graphs)
             traces = sum(graph.traceback_bytes for graph in graphs)
             sharers = graphs[0].sharers[:_MAX_SHARERS] if len(graphs) == 1 else ()
-            spans = any(self._recurs(self._watched(graph)) for graph in graphs)
+            # A backward pass frees what the nodes have saved, so the nodes themselves tell, too.
+            spans = any(
+                graph.spread >= _SPREAD or self._recurs(self._watched(graph)) for graph in graphs
+            )
             found.append(
                 _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers, spans)
             )

@@ -60,6 +60,7 @@ def holder_of(held: Held, steps: int) -> Holder:
         _remedy(held, kind, added[1].value if added is not None else ""),
         left,
         _container(held, steps),
+        held.owner is not None and held.growth is None,
     )
 
 

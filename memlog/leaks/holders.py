@@ -30,7 +30,8 @@ class Holder(NamedTuple):
     gains ``bytes_per_step``; 0 if unknown. ``remedy`` is ``None`` if unknown. A container with a limit,
     such as a ``deque`` with a ``maxlen``, can still gain ``bytes_left``; ``None``: it has no known limit.
     ``container`` is a container's identity, its length at the end of the search, and the elements that it
-    gained per step; ``None``: it is none alone.
+    gained per step; ``None``: it is none alone. ``is_chain`` is true for a variable without elements, whose
+    value keeps what was there before.
     """
 
     kind: HolderKind
@@ -42,6 +43,7 @@ class Holder(NamedTuple):
     remedy: str | None
     bytes_left: float | None = None
     container: tuple[int, int, float] | None = None
+    is_chain: bool = False
 
 
 def per_step(holders: Sequence[Holder]) -> float:

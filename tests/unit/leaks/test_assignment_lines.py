@@ -139,6 +139,18 @@ def limited_line(tmp_path: Path, text: str) -> int | None:
         ("def f():\n    kept.append(x)\n    if step % 10 == 0:\n        kept.clear()", 4),
         ("def f():\n    kept.append(x)\n    kept = kept[-100:]", 3),
         ("def f():\n    kept.append(x)\n    del self.kept[:-100]", 3),
+        (
+            "def f():\n    kept = []\n    for x in d:\n        kept.append(x)\nfor e in r:\n    print(f())",
+            2,
+        ),
+        (
+            "class A:\n  def f(self):\n    self.kept, n = [], 1\n    self.kept.append(n)\n[a.f() for a in b]",
+            3,
+        ),
+        (
+            "class A:\n  def f(self):\n    self.kept.append(1)\n  def on_end(self):\n    self.kept.clear()",
+            5,
+        ),
         ("for epoch in e:\n    kept = []\n    for x in data:\n        kept.append(x)", 2),
     ],
 )
@@ -155,6 +167,8 @@ def test_a_limit_is_found(tmp_path: Path, text: str, line: int) -> None:
         "def f():\n    if len(kept) > 0:\n        kept.append(x)",
         "def f():\n    kept.append(x)\n    if len(kept) % 100 == 0:\n        print(len(kept))",
         "def f():\n    kept.append(x)\ndef reset():\n    kept.clear()",
+        "def f():\n    kept = []\n    for x in data:\n        kept.append(x)\nf()",
+        "class A:\n  def f(self):\n    self.kept.append(1)\n  def reset(self):\n    self.kept = []",
         "def f():\n    if len(others) < n:\n        kept.append(x)",
         "kept = []\nfor x in data:\n    kept.append(x)",
     ],

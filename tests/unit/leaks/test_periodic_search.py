@@ -429,6 +429,24 @@ def test_two_containers_with_the_same_tensors_are_not_named() -> None:
     assert not any(holders for _, holders in named(evaluate, memory))
 
 
+def test_a_buffer_whose_elements_leave_in_random_order_is_named_while_it_fills() -> None:
+    memory, order = Memory(), random.Random(0)  # noqa: S311 - no secret
+    buffer: list[Any] = []
+
+    def fill(_: int) -> None:
+        for number, one in enumerate(memory.take(12)):
+            buffer.append(one)
+            if number % 3 == 0:
+                place = order.randrange(len(buffer))
+                buffer[place], buffer[-1] = buffer[-1], buffer[place]
+                buffer.pop()
+                memory.level -= MIB
+
+    found = named(fill, memory, steps=400)
+    assert len(found) > 5
+    assert all("`buffer`" in holders[0].title for _, holders in found[1:])
+
+
 def test_bounded_containers_are_named_no_more_when_they_are_full() -> None:
     memory, ring, cache = Memory(), collections.deque[Any](maxlen=3), dict[int, Any]()
     other: list[Any] = []
