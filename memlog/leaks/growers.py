@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 import weakref
 from collections import deque
@@ -153,6 +154,13 @@ class Grower(NamedTuple):
     is_little: bool = False
     is_beside: bool = False
     risen_at: Mapping[int, int] = {}
+
+    @property
+    def filled_in(self) -> float:
+        """Steps in which it would have gained all that it contains; infinite if several are counted."""
+        if self.containers > 1:
+            return math.inf
+        return length_of(self.chain.objects[-1]) * self.steps / self.gained
 
     @property
     def is_by_elimination(self) -> bool:

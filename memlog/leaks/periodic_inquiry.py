@@ -43,6 +43,8 @@ has not confirmed the growth, if memory rises rarely (`PeriodicInquiry.is_sparse
 search. So a container that keeps five things is not named, nor a cache that fills within an epoch."""
 _OFTEN: Final = 6
 """As `LASTING`, at the end of a run, if memory does not rise rarely."""
+_QUIET: Final = 0.8
+"""If memory has risen, at its rate, in less than this part of a search's steps, the growth began later."""
 _OVERDUE: Final = 1.5
 """Multiple of the usual time from rise to rise. After this time, a rise has not come."""
 
@@ -64,7 +66,9 @@ class PeriodicInquiry:
         self._tried = _TRIED
         """Number of rises, and of steps (`_patience`), for which another search waits for this one."""
         self.series = ""
-        self.since = 0
+        self._since = 0
+        self._first: tuple[int, int] | None = None
+        """First step of the search, and the level after it."""
         self.holders: tuple[Holder, ...] = ()
         """Holders that explain the rises of `series`, as after the newest rise."""
         self.newest: tuple[int, tuple[Holder, ...]] = 0, ()
@@ -75,6 +79,8 @@ class PeriodicInquiry:
         """Number of rises of the search at which the first holder grew, and bytes after the newest one."""
         self.rate = 0.0
         """Growth in bytes per step."""
+        self._filled_in = math.inf
+        """Steps in which the first holder would have gained all that it contains."""
         self._every = 0.0
         """Usual number of steps from one rise at which `holders` grow to the next; 0 if unknown."""
         self.is_sparse = False
@@ -106,7 +112,7 @@ class PeriodicInquiry:
         least = _DEVICE_LEAST if series.endswith(ALLOCATED) else _HOST_LEAST
         if series != self.series:
             self.best = ()
-        self.series, self.since = series, since
+        self.series, self._since, self._first = series, since, None
         self._is_paused = False
         in_stairs = rise is not None and rise > _STAIRS * least
         self._steps, self._patience = 0, math.inf if in_stairs else 0
@@ -153,6 +159,7 @@ class PeriodicInquiry:
         if level is None:
             return
         self.last_step = step
+        self._first = self._first or (step, level)
         if self._is_paused:
             self._is_paused = False
             search.restart()
@@ -165,6 +172,21 @@ class PeriodicInquiry:
             self._on_news(step)
         if search.has_ended:
             self._search = None
+
+    @property
+    def since(self) -> int:
+        """Step since which memory grows at `rate`.
+
+        The rise that led to the search can be another, long before: then the memory, or what the holder
+        contains, is less than it would have gained since.
+        """
+        if self._first is None or self.rate <= 0:
+            return self._since
+        step, level = self._first
+        lasted = (self.level - level) / self.rate
+        if 0 < lasted < _QUIET * (self.last_step - step):
+            return round(self.last_step - lasted)
+        return max(self._since, min(step, round(self.last_step - self._filled_in)))
 
     @property
     def still_rises(self) -> bool:
@@ -211,6 +233,7 @@ class PeriodicInquiry:
         self.is_weighed = not any(one.is_by_elimination for one in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
+        self._filled_in = growers[0].filled_in if growers else math.inf
 
 
 def _level(event: Batch, series: str) -> int | None:

@@ -57,6 +57,12 @@ class Training:
             batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
             self.inquiry.after_step(self.step, batch)
 
+    def keep_nothing(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
+            self.inquiry.after_step(self.step, batch)
+
     def growth(self) -> Suspicion:
         rate = self.rise * MIB / self.every
         return Suspicion(HOST_ANON, 0, rate, 0.9 * rate, 1.1 * rate, self.level, None, self.step)
@@ -217,6 +223,21 @@ def test_a_replay_buffer_that_fits_is_only_a_possible_cause() -> None:
     assert newest.will_fit
     assert "`training.kept`, a deque" in newest.suspects[0].title
     assert "at most 100 elements (1000.0 MiB)" in newest.suspects[0].title
+
+
+@pytest.mark.parametrize("searched", [True, False])
+def test_growth_begins_later_than_the_rise_that_led_to_the_search(searched: bool) -> None:
+    training = Training()
+    training.keep_nothing(20)
+    if searched:
+        training.inquiry.rises(HOST_ANON, 10, 10 * MIB)
+    training.keep_nothing(280)
+    if not searched:  # the container has a little already
+        training.evaluate(2)
+        training.inquiry.rises(HOST_ANON, 10, 10 * MIB)
+    training.evaluate(6)
+    [finding] = training.findings
+    assert finding.since_step == pytest.approx(300, abs=EVERY + 5)
 
 
 class Buffer:
