@@ -356,8 +356,10 @@ class HolderReport:
         for gain, chain in zip(left, chains, strict=True):
             if chain is not None and chain.root.kind != "cycle":
                 container = gain.growth.container
-                owner = describe(chain, self._growing)._replace(
-                    container=container, between=(), above=chain.objects[:-1]
+                # For `describe`, the last object is an element of the container.
+                longer = chain._replace(objects=(*chain.objects, None))
+                owner = describe(longer, frozenset((id(container),)))._replace(
+                    between=(), above=chain.objects[:-1]
                 )
                 rate = gain.objects + gain.storages
                 found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))

@@ -150,8 +150,8 @@ def _subject(held: Held, kind: HolderKind, where: str | None, function: str, ste
 
 
 def _is_nameless(owner: Owner) -> bool:
-    """Return True if C code refers to the owner. Then only the owner's type is known."""
-    return owner.root.kind == "unnamed" and not owner.root.place
+    """Return True if C code refers to the owner, and no statement of the program adds to it."""
+    return owner.root.kind == "unnamed" and not owner.root.place and addition(owner) is None
 
 
 def _gain(held: Held, kind: HolderKind, steps: int) -> str:

@@ -9,6 +9,8 @@ import threading
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from memlog._internal.frame_locals import local_variables
 from memlog._internal.inert_access import (
     attribute_name,
@@ -23,6 +25,8 @@ from memlog.leaks.owner_chain import Chain, Root
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module. A program reads their values as attributes of the module."""
 _CACHE: Final = type(functools.lru_cache(int))
+_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Attributes of a tensor that are no entries of its dictionary."""
 _LONG: Final = 30
 """Characters. A longer expression with private attributes is told from the last object on."""
 _UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)
@@ -230,8 +234,16 @@ def _of_object(text: str, owner: Any, child: Any) -> str:
         return f"{text}.__traceback__"
     if type(owner) is _CACHE:
         return f"cache of {text}()"
-    attribute = attribute_name(owner, child)
+    attribute = attribute_name(owner, child) or _hooks_of_tensor(owner, child)
     return f"{text}.{attribute}" if attribute else text
+
+
+def _hooks_of_tensor(owner: Any, child: Any) -> str:
+    """Return the name of a tensor's dictionary of hooks if ``child`` is one; otherwise an empty string."""
+    if not is_kind(owner, torch.Tensor):
+        return ""
+    base: Any = torch._C.TensorBase
+    return next((name for name in _HOOKS if getattr(base, name).__get__(owner) is child), "")
 
 
 def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
