@@ -21,7 +21,7 @@ from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.live_tensors import VIEWS
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner, describe
 from memlog.leaks.program_files import program_files
 from memlog.leaks.program_walk import buffer_bytes, is_buffer
 from memlog.leaks.variable_paths import Path, follow
@@ -371,7 +371,9 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         return None  # it may be full
     own, graph, tensors, foreign = float(gained), 0.0, 1.0, ""
     are_views = is_partial = False
-    if not is_buffer(type(container)):
+    if candidate.path.start.place == PYPLOT_FIGURES:
+        own, tensors, is_partial = 0.0, 0.0, True  # most of a figure is outside Python
+    elif not is_buffer(type(container)):
         weight = _weight(container, gained)
         if weight is None:
             return None

@@ -16,7 +16,7 @@ from memlog.leaks.assignment_lines import Addition
 from memlog.leaks.containers import filled
 from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
-from memlog.leaks.owner_text import Owner
+from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner
 from memlog.leaks.program_files import program_files
 
 _HOOKS: Final = "hooks"
@@ -368,6 +368,8 @@ def remedy_for_owner(owner: Owner) -> str | None:
             "Give the cache a limit, or a smaller one (`functools.lru_cache(maxsize=…)`), or call its "
             "`cache_clear()`."
         )
+    if owner.root.place == PYPLOT_FIGURES:
+        return "Close each figure that is no longer needed: `plt.close(figure)`."
     if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):
         return (
             "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps."

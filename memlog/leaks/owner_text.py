@@ -27,6 +27,8 @@ _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 _CACHE: Final = type(functools.lru_cache(int))
 _HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that are no entries of its dictionary."""
+PYPLOT_FIGURES: Final = "matplotlib._pylab_helpers"
+"""Module that keeps each figure that pyplot has made, until the program closes the figure."""
 _LONG: Final = 30
 """Characters. A longer expression with private attributes is told from the last object on."""
 _UNSAID: Final = (tuple, CellType, MethodType, TracebackType, functools.partial)

@@ -42,6 +42,7 @@ from memlog._internal.inert_access import (
 )
 from memlog.leaks.containers import filled
 from memlog.leaks.live_tensors import tensor_storage
+from memlog.leaks.owner_text import PYPLOT_FIGURES
 from memlog.leaks.variable_paths import (
     Path,
     Start,
@@ -74,6 +75,8 @@ _ATOMS: Final = (
 """Types of objects that hold no container of the program."""
 _DEPTH: Final = 3
 """Depth of a data frame's arrays: its manager refers to a tuple of blocks, and each block to its array."""
+_ALWAYS: Final = ("__main__", PYPLOT_FIGURES)
+"""Modules whose variables are read although their files may be no program's."""
 _BUFFERS: Final = "buffer"
 _OTHERS: Final = "other"
 
@@ -142,7 +145,7 @@ class ProgramWalk:
         for code in own:
             yield lambda code=code: _locals(code)  # type: ignore[misc] # the default binds the loop's value
         for name in list(sys.modules):
-            if type(name) is str and (name == "__main__" or self._is_program_module(name)):
+            if type(name) is str and (name in _ALWAYS or self._is_program_module(name)):
                 yield lambda name=name: _globals(name)  # type: ignore[misc] # likewise
         if not self._compares:
             find_suspended(self._lines.is_program)
@@ -175,10 +178,10 @@ class ProgramWalk:
         kind = self._kind_of(type(one))
         if kind is None or id(one) in self._seen:
             return False
-        if is_kind(one, type) and not self._is_program_module(
-            class_namespace(one).get("__module__")
-        ):
-            return False
+        if is_kind(one, type):
+            module = class_namespace(one).get("__module__")
+            if module != PYPLOT_FIGURES and not self._is_program_module(module):
+                return False
         self._seen.add(id(one))
         self._visited += 1
         if kind is _OTHERS:

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from PIL import Image
 
 from memlog.leaks import growers, periodic_search, program_walk
@@ -427,6 +428,23 @@ def test_two_containers_with_the_same_tensors_are_not_named() -> None:
         again.extend(taken)
 
     assert not any(holders for _, holders in named(evaluate, memory))
+
+
+def test_figures_that_are_never_closed_are_named() -> None:
+    memory = Memory()
+    plt.close("all")
+
+    def plot(_: int) -> None:
+        plt.figure()
+        memory.level += 4 * MIB
+
+    try:
+        holder = only(named(plot, memory))
+    finally:
+        plt.close("all")
+    assert "`Gcf.figs`" in holder.title
+    assert holder.remedy == "Close each figure that is no longer needed: `plt.close(figure)`."
+    assert holder.bytes_per_step == pytest.approx(4 * MIB / EVERY, rel=0.05)
 
 
 def test_a_buffer_whose_elements_leave_in_random_order_is_named_while_it_fills() -> None:
