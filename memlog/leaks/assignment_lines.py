@@ -26,6 +26,9 @@ _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _CALLED: Final = re.compile("on_")
 """Beginning of the names of methods that Lightning's and transformers' trainers call."""
+_ADDS_TO_FIRST: Final = ("heappush", "insort", "insort_left", "insort_right")
+"""Functions of `heapq` and `bisect` that add to their first argument. `_TAKES_FROM_FIRST` remove."""
+_TAKES_FROM_FIRST: Final = ("heappop", "heappushpop", "heapreplace")
 _REMOVING: Final = frozenset(("pop", "popleft", "popitem", "clear", "remove", "discard"))
 _LESS, _MORE = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 _JOINS: Final = re.compile("cat|stack|append|pad|chain")
@@ -128,8 +131,11 @@ def _is_called_in_a_loop(
 
 def _removes(node: ast.AST, name: str) -> bool:
     """Return True if a statement removes elements, or replaces ``name`` by a part of it."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr in _REMOVING and _is_named(node.func.value, name)
+    if isinstance(node, ast.Call):
+        if _is_first(node, _TAKES_FROM_FIRST, name):
+            return True
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _REMOVING
+        return is_method and _is_named(node.func.value, name)  # type: ignore[attr-defined] # checked
     if isinstance(node, ast.Delete):
         return any(isinstance(one, ast.Subscript) and _is_named(one, name) for one in node.targets)
     values = _assigned(node, name)
@@ -306,7 +312,15 @@ def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
     yield from ast.walk(tree)
 
 
+def _is_first(call: ast.Call, functions: tuple[str, ...], name: str) -> bool:
+    """Return True for a call of one of the functions with ``name`` as the first argument."""
+    is_one = ast.unparse(call.func).rpartition(".")[2] in functions
+    return is_one and bool(call.args) and _is_named(call.args[0], name)
+
+
 def _addition(node: ast.AST, name: str) -> list[Addition]:
+    if isinstance(node, ast.Call) and _is_first(node, _ADDS_TO_FIRST, name):
+        return [Addition(node.lineno, _source(node.args[-1]))]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in _ADDING and _is_named(node.func.value, name):
             value = node.args[-1] if node.args else None

@@ -28,6 +28,8 @@ from memlog.leaks.assignment_lines import (
         ("history = Node(loss, history)", ""),
         ("out, (history, cell) = lstm(x, (history, cell))", ""),
         ("state['history'][step].append(x); history.add(self.y)", "self.y"),
+        ("heapq.heappush(history, x)", "x"),
+        ("insort(self.history, x, key=score)", "x"),
     ],
 )
 def test_statements_that_add_are_found(tmp_path, line, value):
@@ -151,6 +153,7 @@ def limited_line(tmp_path: Path, text: str) -> int | None:
             "class A:\n  def f(self):\n    self.kept.append(1)\n  def on_end(self):\n    self.kept.clear()",
             5,
         ),
+        ("def f():\n    heappush(kept, x)\n    if n > 3:\n        heapq.heappop(kept)", 4),
         ("for epoch in e:\n    kept = []\n    for x in data:\n        kept.append(x)", 2),
     ],
 )
