@@ -24,6 +24,8 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _REPEATS: Final = (ast.For, ast.While, *_FUNCTIONS)
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_REPEATED: Final = ("body", "elt", "key", "value")
+"""Fields of a loop's node that are evaluated again and again."""
 _CALLED: Final = re.compile("on_")
 """Beginning of the names of methods that Lightning's and transformers' trainers call."""
 _ADDS_TO_FIRST: Final = ("heappush", "insort", "insort_left", "insort_right")
@@ -125,7 +127,10 @@ def _is_called_in_a_loop(
     function: ast.FunctionDef | ast.AsyncFunctionDef, nodes: list[ast.AST]
 ) -> bool:
     loops = (node for node in nodes if isinstance(node, (*_LOOPS, *_COMPREHENSIONS)))
-    calls = (node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call))
+    # What a loop iterates over is called once.
+    fields = (getattr(loop, name, []) for loop in loops for name in _REPEATED)
+    parts = (part for field in fields for part in (field if isinstance(field, list) else [field]))
+    calls = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call))
     return any(ast.unparse(one.func).rpartition(".")[2] == function.name for one in calls)
 
 

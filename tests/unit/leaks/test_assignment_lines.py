@@ -171,6 +171,7 @@ def test_a_limit_is_found(tmp_path: Path, text: str, line: int) -> None:
         "def f():\n    kept.append(x)\n    if len(kept) % 100 == 0:\n        print(len(kept))",
         "def f():\n    kept.append(x)\ndef reset():\n    kept.clear()",
         "def f():\n    kept = []\n    for x in data:\n        kept.append(x)\nf()",
+        "def f():\n  kept = []\n  for x in d:\n    kept.append(x)\n    yield x\nfor x in f():\n  train(x)",
         "class A:\n  def f(self):\n    self.kept.append(1)\n  def reset(self):\n    self.kept = []",
         "def f():\n    if len(others) < n:\n        kept.append(x)",
         "kept = []\nfor x in data:\n    kept.append(x)",
