@@ -234,11 +234,8 @@ def limited_at(owner: Owner | None, added: tuple[str, Addition] | None) -> str |
     if owner is None or added is None:
         return None
     file, one = added
-    for name in dict.fromkeys((owner.name, owner.root.name)):
-        line = assignment_lines.limiting_line(file, name, one.line)
-        if line is not None:
-            return assignment_lines.shown(file, line)
-    return None
+    line = assignment_lines.limiting_line(file, owner.name or owner.root.name, one.line)
+    return None if line is None else assignment_lines.shown(file, line)
 
 
 def limit_text(limited: str | None) -> tuple[str, ...]:
