@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,21 +39,33 @@ _VALUES: Final = (
 _TORCH: Final = Path(torch.__file__).parent
 
 
-def one_of(ranks: int | None, mode: FakeMode) -> AbstractContextManager[None]:
-    """Return `memlog.estimates.one_rank.one_rank_of`, or a block without effect if there is one process.
+_ranks: int | None = None
+"""Number of ranks of the present estimate; ``None``: it has one process."""
+
+
+@contextmanager
+def one_of(ranks: int | None, mode: FakeMode) -> Iterator[None]:
+    """Let the program inside the block be one rank, if there are several (`memlog.estimates.one_rank`).
 
     Raises:
         ConfigurationError: ``ranks`` is no whole number above 0.
     """
+    global _ranks  # noqa: PLW0603 - messages about errors name it
     if ranks is None:
-        return nullcontext()
+        yield
+        return
     if type(ranks) is not int or ranks < 1:
         raise ConfigurationError(
             f"ranks={ranks!r:.100}: write the number of processes, a whole number above 0"
         )
     from memlog.estimates.one_rank import one_rank_of  # noqa: PLC0415 - it takes half a second
 
-    return one_rank_of(ranks, mode)
+    with one_rank_of(ranks, mode):
+        before, _ranks = _ranks, ranks
+        try:
+            yield
+        finally:
+            _ranks = before
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -64,13 +77,6 @@ def is_distributed(tensor: Tensor) -> bool:
 def part_of(tensor: Any) -> Tensor:
     """Return a rank's part of a distributed tensor, or the tensor itself."""
     return tensor._local_tensor if is_distributed(tensor) else tensor  # type: ignore[no-any-return]
-
-
-def _simulated_ranks() -> int:
-    """Return the number of ranks if the program is one rank of an estimate; otherwise 0."""
-    known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    is_simulated = known and torch.distributed.get_backend() == "fake"
-    return torch.distributed.get_world_size() if is_simulated else 0
 
 
 def refuse_several_processes(model: nn.Module, ranks: int | None) -> None:
@@ -99,14 +105,13 @@ def needs_other_processes(error: BaseException) -> str | None:
     is_replicated = _TORCH / "nn" / "parallel" / "distributed.py" in paths
     if not is_replicated and not any(path.is_relative_to(_TORCH / "distributed") for path in paths):
         return None
-    ranks = _simulated_ranks()
     if (
-        ranks
+        _ranks
         and isinstance(error, RuntimeError)
         and not isinstance(error, DataDependentOutputException)
     ):
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        return f"torch.distributed refuses this call in an estimate for {ranks} ranks: {first}"
-    if ranks:
+        return f"torch.distributed refuses this call in an estimate for {_ranks} ranks: {first}"
+    if _ranks:
         return _VALUES
     return _REPLICATED if is_replicated else _SHARDED

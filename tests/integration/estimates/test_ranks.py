@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memlog
 from memlog.errors import ConfigurationError
@@ -155,3 +156,15 @@ def test_a_process_that_has_joined_a_group_is_told() -> None:
 def test_without_ranks_the_message_names_them() -> None:
     with pytest.raises(ConfigurationError, match="pass ranks="):
         estimate_made_by(lambda: training(fully_shard(layers())))
+
+
+def test_a_program_that_makes_a_fake_group_itself_is_told_of_ranks() -> None:
+    def job() -> dict[str, Any]:
+        dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+        return training(fully_shard(layers(), mesh=init_device_mesh("cpu", (8,))))
+
+    try:
+        with pytest.raises(ConfigurationError, match="pass ranks="):
+            estimate_made_by(job)
+    finally:
+        dist.destroy_process_group()
