@@ -47,6 +47,9 @@ _MOST_SEARCHES = 4
 """Maximum number of searches for holders in a run."""
 _PART = 0.25
 """If a holder explains less than this fraction of the growth, it is not reported."""
+_SUSPECT = 0.15
+"""As `_PART`, for a possible cause of growth that the growth test does not suspect: containers that grow
+whenever memory rises."""
 _KEPT = ("kept_tensors", "growing_container")
 _HELD = (*_KEPT, "kept_graph", "model_copies")
 """Kinds of holders that a variable of the program refers to. `_KEPT` have no more than the program keeps."""
@@ -394,7 +397,7 @@ class GrowthInquiry:
                 known = periodic.holders or self._in_part(growth)
                 is_certain = periodic.rises >= _CERTAIN
                 self._tell_suspects(
-                    growth, step, _large_enough(known, growth) if is_certain else []
+                    growth, step, _large_enough(known, growth, _SUSPECT) if is_certain else []
                 )
 
     def _growth_of_rises(self, step: int) -> Suspicion:
@@ -489,8 +492,10 @@ def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAI
     return per_step(holders) >= part * growth.rate
 
 
-def _large_enough(holders: Sequence[Holder], growth: Suspicion) -> list[Holder]:
-    return [one for one in holders if one.bytes_per_step >= _PART * growth.rate]
+def _large_enough(
+    holders: Sequence[Holder], growth: Suspicion, part: float = _PART
+) -> list[Holder]:
+    return [one for one in holders if one.bytes_per_step >= part * growth.rate]
 
 
 def _are_told(line: Holder, held: Sequence[Holder]) -> bool:

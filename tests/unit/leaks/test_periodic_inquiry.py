@@ -149,6 +149,16 @@ def test_copies_that_are_kept_at_irregular_steps_are_reported_at_the_fourth_rise
     assert "training.kept" in found.title
 
 
+def test_a_container_that_holds_a_fifth_of_the_growth_is_a_suspect() -> None:
+    training = Training(rise=50)
+    training.evaluate(2)
+    training.inquiry.rises(HOST_ANON, EVERY, 50 * MIB)
+    training.evaluate(3)
+    assert not training.inquiry._periodic.holders
+    assert ["training.kept" in one for one in training.suspects] == [True]
+    assert training.findings == []
+
+
 def test_a_container_that_holds_a_tenth_of_the_growth_is_no_suspect() -> None:
     training = Training(rise=100)
     training.evaluate(2)
