@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
 import sys
 import types
 from collections import Counter
@@ -12,6 +13,7 @@ from types import (
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
+    TracebackType,
     WrapperDescriptorType,
 )
 from typing import Any, Final, NamedTuple
@@ -22,6 +24,7 @@ from memlog._internal.inert_access import bases, class_namespace, is_kind, type_
 from memlog.leaks.autograd_graphs import saved_names, saved_value
 from memlog.leaks.containers import is_atom, is_shared, size_and_referents
 from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
+from memlog.leaks.variable_paths import running_frames
 
 _MAX_VISITED: Final = 20_000
 """Maximum number of objects and graph nodes that one `ElementWeight` visits, and as many again for what it
@@ -60,6 +63,9 @@ class _Kind(NamedTuple):
 class ElementWeight:
     """Sum over elements. What one element shares with those before it counts one time.
 
+    ``container`` has the elements. An element can refer to it, such as an exception whose traceback keeps the
+    variables of a function; ``None``: unknown.
+
     Attributes:
         own: Bytes of tensors, arrays and other objects.
         graph: Bytes that only autograd graphs keep.
@@ -71,9 +77,9 @@ class ElementWeight:
         is_partial: True if this is one element, with more objects than are visited. The sums are too small.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, container: Any = None) -> None:
         # With the objects: a new object could get the identity of one that was freed.
-        self._seen: dict[Any, Any] = {}
+        self._seen: dict[Any, Any] = {id(container): container}
         self._kinds: dict[int, _Kind] = {}
         self._most = 0
         self.forget_counts()
@@ -136,6 +142,8 @@ class ElementWeight:
                     self.foreign[type_name(one)] += 1
                 self.own += int(size)
                 waiting += inner
+                if type(one) is TracebackType:
+                    waiting += _left_by(one)
 
     def _kind_of(self, kind: type) -> _Kind:
         found = self._kinds[id(kind)] = _Kind(
@@ -181,6 +189,13 @@ class ElementWeight:
         except RuntimeError:  # the size can be symbolic
             pass
         return size
+
+
+def _left_by(traceback: TracebackType) -> list[Any]:
+    """Return the objects in the variables of a function that a traceback keeps, unless it still runs."""
+    frame = traceback.tb_frame
+    is_running = any(frame is one for one in running_frames())
+    return [] if is_running else gc.get_referents(frame)
 
 
 def told_bytes(one: Any) -> int:

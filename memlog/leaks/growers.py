@@ -470,21 +470,21 @@ def _weight(container: Any, gained: int) -> ElementWeight | None:
     elements = newest_elements(container, base, count + 1)
     has_older = filled(container, base) > gained
     older = elements[count:] if has_older else []
-    weight = _weight_of(elements[:count], older, base, _SAMPLED)
+    weight = _weight_of(container, elements[:count], older, base, _SAMPLED)
     if weight is not None and weight.shares:
         elements = newest_elements(container, base, min(_SHARED, gained))
         # The next older element can have a part of the same tensor. So the oldest one is compared.
         oldest = oldest_element(container, base) if has_older else []
-        weight = _weight_of(elements, oldest, base)
+        weight = _weight_of(container, elements, oldest, base)
     return weight
 
 
 def _weight_of(
-    elements: list[Any], older: list[Any], base: type, *enough: int
+    container: Any, elements: list[Any], older: list[Any], base: type, *enough: int
 ) -> ElementWeight | None:
     if base is dict:
         elements, older = ([value for _, value in pairs] for pairs in (elements, older))
-    weight = ElementWeight()
+    weight = ElementWeight(container)
     weight.add(older)
     weight.forget_counts()
     weight.add(elements, *enough)

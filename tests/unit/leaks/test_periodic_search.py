@@ -430,6 +430,24 @@ def test_two_containers_with_the_same_tensors_are_not_named() -> None:
     assert not any(holders for _, holders in named(evaluate, memory))
 
 
+def test_what_the_traceback_of_a_kept_exception_holds_is_weighed() -> None:
+    memory, errors = Memory(), []
+
+    def load() -> None:
+        batch = memory.take()
+        raise ValueError(len(batch))
+
+    def evaluate(_: int) -> None:
+        try:
+            load()
+        except ValueError as error:
+            errors.append(error)
+
+    holder = only(named(evaluate, memory))
+    assert "`errors`" in holder.title
+    assert "keeps 10.0 MiB each time" in holder.title
+
+
 def test_figures_that_are_never_closed_are_named() -> None:
     memory = Memory()
     plt.close("all")
