@@ -21,10 +21,10 @@ class Recording(CachingAllocator):
         self.events: list[int] = []
         self._sizes: dict[int, int] = {}
 
-    def allocate(self, key: int, size: int) -> None:
+    def allocate(self, key: int, size: int, stream: int = 0) -> None:
         self._sizes[key] = size
         self.events.append(rounded(size))
-        super().allocate(key, size)
+        super().allocate(key, size, stream)
 
     def free(self, key: int) -> None:
         self.events.append(-rounded(self._sizes[key]))
