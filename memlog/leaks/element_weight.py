@@ -163,6 +163,10 @@ class ElementWeight:
             self.storages += size
             self.shown += shown_bytes(tensor)
             node = _base.grad_fn.__get__(tensor)
+            # torch warns if the gradient of any other tensor is read.
+            gradient = _base.grad.__get__(tensor) if _base.is_leaf.__get__(tensor) else None
+            if gradient is not None:
+                self.own += self._storage_bytes(gradient)
         if node is not None:
             nodes.append(node)
 

@@ -430,6 +430,20 @@ def test_two_containers_with_the_same_tensors_are_not_named() -> None:
     assert not any(holders for _, holders in named(evaluate, memory))
 
 
+def test_modules_are_weighed_with_their_gradients() -> None:
+    memory, layers = Memory(), torch.nn.ModuleList()
+
+    def grow(_: int) -> None:
+        layer = torch.nn.Linear(1024, 1024, bias=False)
+        layer.weight.grad = torch.zeros(1024, 1024)
+        layers.append(layer)
+        memory.level += 16 * MIB  # with the optimizer's state
+
+    [holder] = named(grow, memory)[-1][1]
+    assert holder.kind == "model_copies"
+    assert holder.bytes_per_step == pytest.approx(8 * MIB / EVERY, rel=0.05)
+
+
 def test_what_the_traceback_of_a_kept_exception_holds_is_weighed() -> None:
     memory, errors = Memory(), []
 
