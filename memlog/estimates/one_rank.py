@@ -55,6 +55,7 @@ _USE_DEVICES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_state",
     "torch.distributed.tensor._random",
 )
+"""Modules that ask for the functions of a device, such as its streams."""
 
 
 @contextmanager

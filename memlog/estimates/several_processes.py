@@ -48,7 +48,7 @@ def one_of(ranks: int | None, mode: FakeMode) -> Iterator[None]:
     """Let the program inside the block be one rank, if there are several (`memlog.estimates.one_rank`).
 
     Raises:
-        ConfigurationError: ``ranks`` is no whole number above 0.
+        ConfigurationError: ``ranks`` is no whole number above 0, or torch is another version.
     """
     global _ranks  # noqa: PLW0603 - messages about errors name it
     if ranks is None:
@@ -58,7 +58,12 @@ def one_of(ranks: int | None, mode: FakeMode) -> Iterator[None]:
         raise ConfigurationError(
             f"ranks={ranks!r:.100}: write the number of processes, a whole number above 0"
         )
-    from memlog.estimates.one_rank import one_rank_of  # noqa: PLC0415 - it takes half a second
+    try:
+        from memlog.estimates.one_rank import one_rank_of  # noqa: PLC0415 - it takes half a second
+    except ImportError as error:
+        raise ConfigurationError(
+            f"torch {torch.__version__} can't be one rank of several in an estimate ({error}): install 2.13"
+        ) from error
 
     with one_rank_of(ranks, mode):
         before, _ranks = _ranks, ranks
