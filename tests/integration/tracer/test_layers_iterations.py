@@ -132,7 +132,7 @@ def test_the_worst_step_is_called_the_worst_of_the_traced_ones(runs: Path) -> No
 
 def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
     """During the backward pass the stack of modes is a copy. A mode that is removed there comes back."""
-    session = memlog.init("local", layers=True)
+    session = memlog.init("local", layers=True, budget=1.0)
     loop = InBackward()
     for _ in range(4):
         loop.iterate()
@@ -201,7 +201,7 @@ def test_new_optimizers_are_traced_with_the_kept_ones_state() -> None:
 def test_a_step_reported_by_hand_is_traced_whole() -> None:
     """The loop uses no PyTorch optimizer."""
     net = network(16, 64, 8)
-    session = memlog.init("local", layers=True)
+    session = memlog.init("local", layers=True, budget=1.0)
     for _ in range(5):
         net(torch.ones(8, 16)).square().mean().backward()
         with torch.no_grad():
