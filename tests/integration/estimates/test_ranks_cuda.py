@@ -63,12 +63,14 @@ def test_the_peak_is_the_allocators(
         torch.cuda.reset_peak_memory_stats()
         step()
     found, stats = estimates[job], torch.cuda.memory_stats()
-    # An earlier job can have left something, such as parameters in reference cycles.
+    # An earlier job can have left something, such as parameters in reference cycles. It may end meanwhile.
     kept = before - workspaces
-    requested = stats["requested_bytes.all.peak"] - kept
-    assert found.recording.result.peak == pytest.approx(requested, rel=0.001)
+    requested, allocated = (stats[f"{kind}_bytes.all.peak"] for kind in ("requested", "allocated"))
+    peak = found.recording.result.peak
+    assert peak is not None
+    assert 0.999 * (requested - kept) <= peak <= 1.001 * requested
     # Blocks are larger by what the jobs before have left, so this is no exact comparison.
-    assert found.peak == pytest.approx(stats["allocated_bytes.all.peak"] - kept, rel=0.03)
+    assert 0.97 * (allocated - kept) <= found.peak <= 1.03 * allocated
 
 
 # What is reserved depends on all that a process has done before.
@@ -86,16 +88,19 @@ print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 
 
 @pytest.mark.parametrize("job", [sharded, in_mixed_precision, replicated_in_views])
-def test_what_is_reserved_is_the_allocators(job: Job, estimates: dict[Job, Estimate]) -> None:
+def test_what_is_reserved_is_the_allocators(
+    job: Job, estimates: dict[Job, Estimate], tmp_path: Path
+) -> None:
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", ALONE, job.__name__],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": root, "FAKE_CUDA_STATE": str(tmp_path / "devices")},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    assert not done.returncode, done.stderr
     allocated, reserved = map(int, done.stdout.split())
     found = estimates[job]
     assert found.peak == pytest.approx(allocated, rel=0.01)
