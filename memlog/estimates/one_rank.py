@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -91,10 +91,10 @@ def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
         undo.enter_context(patch.object(DeviceMesh, "__init__", _mesh_made(DeviceMesh.__init__)))
         for name in _OF_MESHES:
             undo.enter_context(
-                patch.object(DeviceMesh, name, _on_real_tensors(getattr(DeviceMesh, name)))
+                patch.object(DeviceMesh, name, _within(_real_tensors, getattr(DeviceMesh, name)))
             )
         for owner, name, category in _CATEGORIES:
-            own = _made_as(category, getattr(owner, name))
+            own = _within(functools.partial(live_storages.made_as, category), getattr(owner, name))
             undo.enter_context(patch.object(owner, name, own))
         handle = _get_device_handle
         device = _Device(ranks, mode.places)
@@ -110,12 +110,12 @@ def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
         device_of_part = property(lambda one: one._local_tensor.device)
         undo.enter_context(patch.object(DTensor, "device", device_of_part, create=True))
         for name in ("__init__", "_pre_forward"):
-            own = _with_real_indices(getattr(DistributedDataParallel, name))
+            own = _within(_RealIndices, getattr(DistributedDataParallel, name))
             own = _beside_parameters(_replicated(own) if name == "__init__" else own, mode.places)
             undo.enter_context(patch.object(DistributedDataParallel, name, own))
         # torch asks for the shapes of whole tensors, which no rank has: they must not count.
         name = "_propagate_tensor_meta_non_cached"
-        propagate = _on_real_tensors(getattr(ShardingPropagator, name))
+        propagate = _within(_real_tensors, getattr(ShardingPropagator, name))
         undo.enter_context(patch.object(ShardingPropagator, name, propagate))
         yield
 
@@ -194,22 +194,23 @@ def _joined(ranks: int, *_: Any, world_size: int = -1, **__: Any) -> None:
         )
 
 
-def _made_as(category: int, function: Callable[..., Any]) -> Callable[..., Any]:
+def _within(
+    context: Callable[[], AbstractContextManager[object]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a function that runs inside a context, which each call makes anew."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with live_storages.made_as(category):
+        with context():
             return function(*args, **kwargs)
 
     return call
 
 
-def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return call
+@contextmanager
+def _real_tensors() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _mesh_made(init: Callable[..., None]) -> Callable[..., None]:
@@ -248,15 +249,6 @@ def in_place_of_all_reduce(_, bucket):  # type: ignore[no-untyped-def] # torch r
     future = torch.futures.Future[Tensor]()
     future.set_result(bucket.buffer())
     return future
-
-
-def _with_real_indices(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _RealIndices():
-            return function(*args, **kwargs)
-
-    return call
 
 
 class _RealIndices(TorchDispatchMode):

@@ -21,7 +21,7 @@ from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.live_tensors import VIEWS
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner, describe
+from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner, describe, describe_container
 from memlog.leaks.program_files import program_files
 from memlog.leaks.program_walk import buffer_bytes, is_buffer
 from memlog.leaks.variable_paths import Path, follow
@@ -278,10 +278,9 @@ def length_of(one: Any) -> int:
 
 def owner_of(grower: Grower) -> Owner:
     """Return the description of what grows."""
-    container, chain = grower.chain.objects[-1], grower.chain
-    if not grower.is_buffer:  # for `describe`, the last object is an element of the container
-        chain = chain._replace(objects=(*chain.objects, None))
-    return describe(chain, frozenset((id(container),)))
+    if not grower.is_buffer:
+        return describe_container(grower.chain)
+    return describe(grower.chain, frozenset((id(grower.chain.objects[-1]),)))
 
 
 def _measured(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Chain]]:

@@ -18,7 +18,7 @@ from memlog.leaks.known_models import KnownModels, gradients_with_graph
 from memlog.leaks.live_tensors import VIEWS, LiveTensors, is_scalar, shown_bytes
 from memlog.leaks.numpy_views import views_of
 from memlog.leaks.owner_chain import Chain, OwnerSearch
-from memlog.leaks.owner_text import Owner, describe
+from memlog.leaks.owner_text import Owner, describe, describe_container
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage
 
@@ -355,12 +355,7 @@ class HolderReport:
         chains = search.chains([gain.growth.container for gain in left])
         for gain, chain in zip(left, chains, strict=True):
             if chain is not None and chain.root.kind != "cycle":
-                container = gain.growth.container
-                # For `describe`, the last object is an element of the container.
-                longer = chain._replace(objects=(*chain.objects, None))
-                owner = describe(longer, frozenset((id(container),)))._replace(
-                    between=(), above=chain.objects[:-1]
-                )
+                owner = describe_container(chain)._replace(between=(), above=chain.objects[:-1])
                 rate = gain.objects + gain.storages
                 found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
         return found

@@ -128,6 +128,13 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     )
 
 
+def describe_container(chain: Chain) -> Owner:
+    """Return the description of the owner of what the container at the end of a chain gains."""
+    # For `describe`, the last object is an element of the container.
+    longer = chain._replace(objects=(*chain.objects, None))
+    return describe(longer, frozenset((id(chain.objects[-1]),)))
+
+
 def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
     """Return the dictionaries in which caches of ``functools`` keep their results."""
     caches = [one for one in objects if type(one) is _CACHE]
