@@ -110,13 +110,10 @@ def needs_other_processes(error: BaseException) -> str | None:
     is_replicated = _TORCH / "nn" / "parallel" / "distributed.py" in paths
     if not is_replicated and not any(path.is_relative_to(_TORCH / "distributed") for path in paths):
         return None
-    if (
-        _ranks
-        and isinstance(error, RuntimeError)
-        and not isinstance(error, DataDependentOutputException)
-    ):
+    if not _ranks:
+        return _REPLICATED if is_replicated else _SHARDED
+    is_bad_call = isinstance(error, (AssertionError, RuntimeError, ValueError))
+    if is_bad_call and not isinstance(error, DataDependentOutputException):
         first, *_ = str(error).splitlines() or [type(error).__name__]
         return f"torch.distributed refuses this call in an estimate for {_ranks} ranks: {first}"
-    if _ranks:
-        return _VALUES
-    return _REPLICATED if is_replicated else _SHARDED
+    return _VALUES

@@ -117,6 +117,15 @@ def test_a_mesh_that_is_too_large_is_refused() -> None:
     assert "in an estimate for 8 ranks: Mesh should not be bigger than" in message
 
 
+def test_a_call_that_torch_refuses_by_another_error_is_no_missing_value() -> None:
+    def job() -> dict[str, Any]:
+        dist.new_group([0, 99])
+        return training(layers())
+
+    message = refused(job)
+    assert "torch.distributed refuses this call in an estimate for 8 ranks: " in message
+
+
 def test_values_from_other_ranks_are_refused() -> None:
     def job() -> dict[str, Any]:
         dist.all_gather_object([None] * 8, {"a": 1})
