@@ -86,7 +86,7 @@ class SeedsPlugin:
         for key, rows in report.user_properties:
             if key == _ROWS:
                 self.marked.setdefault(name, set()).update(rows)
-        if report.when == "call" and not report.skipped:
+        if report.failed or (report.when == "call" and report.passed):
             self.ran.add(name)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
