@@ -6,12 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from memlog._internal.inert_access import is_kind
 from memlog._internal.units import format_bytes
 from memlog.events import ALLOCATED, SHARED
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder
 from memlog.leaks.time_budget import TimeBudget
 from memlog.probes.malloc import Heap, read_heap
+from memlog.probes.sqlite_memory import read_sqlite_bytes
 
 _COUNT_SECONDS: Final = 0.3
 """Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is
@@ -39,6 +41,7 @@ class Figures(NamedTuple):
     heap: Heap | None
     tensors: int | None
     """Bytes of all tensors that have a Python object."""
+    sqlite: int
 
 
 def figures(step: int) -> Figures:
@@ -50,7 +53,7 @@ def figures(step: int) -> Figures:
         budget = TimeBudget(_COUNT_SECONDS)
         with budget.running():
             tensors = tensor_bytes(all_objects(), budget)
-    return Figures(step, read_heap(), tensors)
+    return Figures(step, read_heap(), tensors, read_sqlite_bytes())
 
 
 def cause_by_elimination(
@@ -75,6 +78,9 @@ def cause_by_elimination(
         return None
     if (now.tensors - before.tensors) / steps >= _PART * growth.rate:
         return None
+    in_sqlite = (now.sqlite - before.sqlite) / steps
+    if in_sqlite >= EXPLAINED * growth.rate:
+        return _sqlite(in_sqlite)
     from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
 
     return by_elimination(
@@ -146,6 +152,30 @@ def _free_lists(rate: float) -> Holder:
         ("what the program uses does not grow; what the allocator keeps free does",),
         "medium",
         "Set `MALLOC_ARENA_MAX=2` or `MALLOC_TRIM_THRESHOLD_=131072`, or use jemalloc.",
+    )
+
+
+def _sqlite(rate: float) -> Holder:
+    from memlog.leaks.frame_variables import all_objects  # noqa: PLC0415 - they load parts of torch
+    from memlog.leaks.owner_chain import OwnerSearch  # noqa: PLC0415
+    from memlog.leaks.owner_text import describe  # noqa: PLC0415
+
+    kind = sys.modules["sqlite3"].Connection
+    connections = [one for one in all_objects() if is_kind(one, kind)]
+    budget = TimeBudget(_COUNT_SECONDS)
+    with budget.running():
+        chains = OwnerSearch(budget, [connections]).chains(connections)
+    owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
+    names = [f"`{one.expression}{one.contents}` {one.place}".rstrip() for one in owners]
+    of = f" ({names[0]})" if len(connections) == len(names) == 1 else ""
+    return Holder(
+        "native_library",
+        f"SQLite keeps {format_bytes(rate)} more per step in memory{of}, as a database in `:memory:` does.",
+        None,
+        rate,
+        ("the bytes that SQLite's library has allocated grow",),
+        "high",
+        "Delete rows that are no longer needed, or keep the database in a file.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import Counter, deque
 from types import TracebackType
 from typing import Final
@@ -139,7 +140,9 @@ def _subject(held: Held, kind: HolderKind, where: str | None, function: str, ste
         described = f"A `{owner.expression}` that no known variable holds"
     if held.growth is None:
         if owner.expression:
-            described = f"`{owner.expression}{owner.contents}`"
+            # In a linked list, how often the link is followed says nothing: `last.next….value`.
+            contents = re.sub(r"(\.\w+)\1{2,}", r"\1…", owner.contents)
+            described = f"`{owner.expression}{contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
     what, gains = f"{described}, {owner.kind}", "gains"
     if held.containers > 1:

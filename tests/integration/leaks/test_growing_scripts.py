@@ -52,6 +52,15 @@ libc.malloc.restype = ctypes.c_void_p
 for _ in range(120): train(); ctypes.memset(libc.malloc(1_000_000), 1, 1_000_000)
 """,
     ),
+    "SQLite": (
+        "native_library",
+        """
+import sqlite3
+database = sqlite3.connect(":memory:")
+database.execute("CREATE TABLE log (data BLOB)")
+for _ in range(120): train(); database.execute("INSERT INTO log VALUES (ZEROBLOB(1000000))")
+""",
+    ),
     "shared memory": (
         "kept_tensors",
         "for _ in range(120): train(); kept.append(torch.ones(300_000).share_memory_())",
@@ -124,6 +133,9 @@ def test_growth_is_found_once_and_of_its_kind(tmp_path: Path) -> None:
     kinds = {name: [finding.kind for finding in of] for name, of in found.items()}
     assert kinds == {name: [kind] for name, (kind, _) in GROWING.items()}
     assert all((finding.rate or 0) > 0 for of in found.values() for finding in of)
+    [in_sqlite] = found["SQLite"]
+    assert in_sqlite.title.startswith("SQLite keeps ")
+    assert "(`database` in `__main__`)" in in_sqlite.title
 
 
 def test_a_healthy_script_has_no_finding(tmp_path: Path) -> None:
