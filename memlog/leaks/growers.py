@@ -19,11 +19,11 @@ from memlog._internal.inert_access import container_base, container_length, inst
 from memlog.leaks import assignment_lines
 from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
-from memlog.leaks.live_tensors import VIEWS
+from memlog.leaks.live_tensors import VIEWS, gradient_of
 from memlog.leaks.owner_chain import Chain
 from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner, describe, describe_container
 from memlog.leaks.program_files import program_files
-from memlog.leaks.program_walk import buffer_bytes, is_buffer
+from memlog.leaks.program_walk import buffer_bytes, is_buffer, is_state_of
 from memlog.leaks.variable_paths import Path, follow
 
 _OFTEN: Final = 0.75
@@ -373,7 +373,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     if candidate.path.start.place == PYPLOT_FIGURES:
         own, tensors, is_partial = 0.0, 0.0, True  # most of a figure is outside Python
     elif not is_buffer(type(container)):
-        weight = _weight(container, gained)
+        weight = _weight(container, gained, is_state=is_training_state(chain))
         if weight is None:
             return None
         own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
@@ -460,11 +460,24 @@ def _is_kept(grower: Grower) -> bool:
     return grower.is_one and any(assignment_lines.additions(file, owner.name) for file in files)
 
 
-def _weight(container: Any, gained: int) -> ElementWeight | None:
-    """Return the weight of a container's newest elements, without what an older element holds, too."""
+def is_training_state(chain: Chain) -> bool:
+    """Return True if the container is an optimizer's state. It grows as more layers are trained."""
+    return any(is_state_of(one, chain.objects[-1]) for one in chain.objects[-3:-1])
+
+
+def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWeight | None:
+    """Return the weight of a container's newest elements, without what an older element holds, too.
+
+    If ``is_state`` is true, the container is an optimizer's state, and the parameters' gradients count, too.
+    """
     base = container_base(container)
     if base is None:
         return None
+    if is_state:
+        newest = newest_elements(container, base, min(_SAMPLE, gained))
+        state = ElementWeight(container)
+        state.add([(values, gradient_of(one)) for one, values in newest])
+        return state if state.elements else None
     count = min(_SAMPLE, gained)
     elements = newest_elements(container, base, count + 1)
     has_older = filled(container, base) > gained

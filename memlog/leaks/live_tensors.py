@@ -115,6 +115,11 @@ def shown_bytes(tensor: Any) -> int:
     return sum(int(one.numel()) * int(one.element_size()) for one in parts_of(tensor))
 
 
+def gradient_of(one: Any) -> Any:
+    """Return a parameter's gradient; ``None`` if there is none, or ``one`` is no tensor."""
+    return _base.grad.__get__(one) if is_kind(one, torch.Tensor) else None
+
+
 def storage_of(tensor: Any) -> int:
     """Return the identity of a tensor's storage; 0 if there is none, as in a wrapper of ``torch.func``."""
     storage = tensor_storage(tensor)

@@ -9,7 +9,7 @@ import torch
 from memlog._internal.inert_access import is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
-from memlog.leaks.growers import FREQUENT, Grower, length_of, newest_of, owner_of
+from memlog.leaks.growers import FREQUENT, Grower, is_training_state, length_of, newest_of, owner_of
 from memlog.leaks.holder_text import (
     ALSO,
     FILLS,
@@ -37,6 +37,7 @@ _WITHIN: Final = 0.25
 _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
 _ORDINARY: Final = (list, tuple, dict, set, torch.Tensor)
 """Types of elements that tell nothing about what is in them."""
+_MORE_TRAINED: Final = ("an optimizer's state grows as the program trains more of its layers",)
 _NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
 
 
@@ -48,7 +49,8 @@ def holder_of_growth(grower: Grower) -> Holder:
     where = cached_at(owner) if added is None else assignment_lines.shown(added[0], added[1].line)
     each = grower.growth / grower.rises
     limited, left = limited_at(owner, added), grower.bytes_left
-    if left is None and limited is not None and grower.containers == 1:
+    is_training = is_training_state(grower.chain)
+    if left is None and (is_training or limited is not None) and grower.containers == 1:
         length = length_of(grower.chain.objects[-1])
         left = FILLS * length * grower.bytes_gained / grower.gained
     return Holder(
@@ -56,7 +58,7 @@ def holder_of_growth(grower: Grower) -> Holder:
         _title(owner, grower, where, function_elsewhere(owner, added)),
         where,
         grower.bytes_gained / grower.steps,
-        (*_evidence(grower, each), *limit_text(limited)),
+        (*_evidence(grower, each), *(_MORE_TRAINED if is_training else limit_text(limited))),
         _confidence(grower, owner),
         _remedy(kind, grower, owner, added[1].value if added is not None else ""),
         left,

@@ -255,6 +255,12 @@ def _is_of_pandas(kind: type) -> bool:
     return type(module) is str and module.startswith("pandas.")
 
 
+def is_state_of(optimizer: Any, one: Any) -> bool:
+    """Return True if ``one`` is the dictionary in which an optimizer has its state of each parameter."""
+    is_optimizer = is_kind(optimizer, torch.optim.Optimizer)
+    return is_optimizer and (instance_dict(optimizer) or {}).get("state") is one
+
+
 def is_buffer(kind: type) -> bool:
     """Return True for tensors, arrays, data frames and bytearrays."""
     known = (torch.Tensor, bytearray, _array_type(), _frame_type())
@@ -281,14 +287,11 @@ def _kind_of(kind: type) -> object:
 
 
 def _is_left_out(one: Any, above: _Link | None) -> bool:
-    """Return True for a dictionary of attributes, and for an optimizer's state.
-
-    The state grows as more layers are trained.
-    """
+    """Return True for a dictionary of attributes, and for what an optimizer has except its `state`."""
     link = above
     while link is not None:
         if is_kind(link[0], torch.optim.Optimizer):
-            return True
+            return not is_state_of(link[0], one)
         link = link[1]
     return above is not None and instance_dict(above[0]) is one
 

@@ -444,6 +444,33 @@ def test_modules_are_weighed_with_their_gradients() -> None:
     assert holder.bytes_per_step == pytest.approx(8 * MIB / EVERY, rel=0.05)
 
 
+def test_layers_that_are_unfrozen_one_after_the_other_are_what_grows_and_have_a_limit() -> None:
+    memory, layers = Memory(), [torch.nn.Linear(1024, 1024, bias=False) for _ in range(7)]
+    optimizer = torch.optim.Adam(layers[0].parameters())
+    trained = iter(layers[1:])
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad = torch.zeros_like(one)
+        optimizer.step()
+
+    step()
+
+    def unfreeze(_: int) -> None:
+        optimizer.add_param_group({"params": list(next(trained).parameters())})
+        step()
+        memory.level += 12 * MIB
+
+    holder = only(named(unfreeze, memory))
+    assert holder.title.startswith("`optimizer.state`, a defaultdict in `test_layers_that_are")
+    assert "gains one element every 30 steps. That keeps 12.0 MiB each time." in holder.title
+    assert holder.bytes_left is not None
+    assert (
+        holder.evidence[-1] == "an optimizer's state grows as the program trains more of its layers"
+    )
+
+
 def test_what_the_traceback_of_a_kept_exception_holds_is_weighed() -> None:
     memory, errors = Memory(), []
 
