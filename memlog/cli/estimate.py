@@ -29,6 +29,7 @@ from memlog.sink import is_installed
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
+    from memlog.estimates.changes import Changes
 
 SCHEMA = 1
 _PROCESS = "the process's own memory"
@@ -61,6 +62,13 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     steps: tuple[EstimatedStep, ...]
 
 
+class PlanDocument(msgspec.Struct, frozen=True):
+    schema: int
+    target: str
+    plan: Any
+    """`memlog.estimates.plan.Plan`, whose module needs torch."""
+
+
 @click.command(
     "estimate",
     context_settings=SETTINGS,
@@ -91,15 +99,22 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     metavar="8",
     help="Number of processes that train together, each on one device; the first is estimated.",
 )
+@click.option(
+    "--fit",
+    metavar="SIZE",
+    help='Print the cheapest changes with which the step fits into "24 GiB", and the code for them.',
+)
 @json_option
 def estimate_step(
     target: str,
+    *,
     batches: str | None,
     lengths: str | None,
     memory: str | None,
     cpu: bool,
     gpu: str | None,
     ranks: int | None,
+    fit: str | None,
     as_json: bool,
 ) -> None:
     """Estimate the memory of a training step, without computing it and without a GPU.
@@ -108,11 +123,14 @@ def estimate_step(
     arguments of memlog.estimate as a dictionary: step, model, optimizer. It makes the model on fake tensors,
     which take no memory. docs/estimates.md has an example.
 
-    Exit code 1 if --device is given and no row fits.
+    Exit code 1 if --device is given and no row fits, or if nothing fits into --fit.
     """
     limit, named = _memory_or_device(memory)
-    function = _function(target)
     device = "cpu" if cpu else gpu or named or "cuda"
+    if fit is not None:
+        _plan(target, batches, lengths, device, ranks, read_size(fit), as_json=as_json)
+        return
+    function = _function(target)
     found = [
         _estimated(function, batch, length, device, ranks)
         for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
@@ -130,6 +148,40 @@ def estimate_step(
     else:
         _print(document, found)
     if limit is not None and not any(step.fits for step in document.steps):
+        click.get_current_context().exit(1)
+
+
+def _plan(
+    target: str,
+    batches: str | None,
+    lengths: str | None,
+    device: str,
+    ranks: int | None,
+    memory: int,
+    *,
+    as_json: bool,
+) -> None:
+    [batch, *more], [length, *others] = _numbers("--batch", batches), _numbers("--length", lengths)
+    if more or others:
+        raise ConfigurationError("--fit plans one step: write one batch size and one length")
+    _need_torch()
+    from memlog.estimates.plan import plan, refuse_plan  # noqa: PLC0415 - needs torch
+
+    refuse_plan(device, ranks)
+    function = _function(target)
+
+    def estimated(changes: Changes) -> Estimate:
+        part = batch and batch // changes.parts
+        return _estimated(function, part, length, device, ranks, changes)
+
+    found = plan(estimated, memory)
+    if as_json:
+        print_json(encode(PlanDocument(SCHEMA, target, found)))
+    else:
+        click.echo(found.text())
+        if found.code:
+            click.echo(f"\n{found.code}")
+    if not found.fits:
         click.get_current_context().exit(1)
 
 
@@ -176,11 +228,9 @@ def _estimated(
     length: int | None,
     device: str,
     ranks: int | None,
+    changes: Changes | None = None,
 ) -> Estimate:
-    if not is_installed("torch"):
-        raise MissingExtraError(
-            "an estimate needs torch, which is not installed: pip install torch"
-        )
+    _need_torch()
     from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch
 
     arguments = [] if batch is None else [batch]
@@ -207,8 +257,18 @@ def _estimated(
             )
         return made
 
+    changed = {} if changes is None else {"changes": changes}
     with _own_exit_code():
-        return estimate_made_by(make, batch=batch, length=length, device=device, ranks=ranks)
+        return estimate_made_by(
+            make, batch=batch, length=length, device=device, ranks=ranks, **changed
+        )
+
+
+def _need_torch() -> None:
+    if not is_installed("torch"):
+        raise MissingExtraError(
+            "an estimate needs torch, which is not installed: pip install torch"
+        )
 
 
 @contextmanager

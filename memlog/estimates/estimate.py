@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from memlog._internal.text_parser import read_size
 from memlog._internal.units import MIB, format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
+from memlog.estimates.changes import NO_CHANGES, Changes
 from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.device_memory import (
     CONTEXT,
@@ -29,6 +31,7 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
 from memlog.estimates.places import Places
+from memlog.estimates.plan import Plan, plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
@@ -223,6 +226,33 @@ class Estimate:
             size = _next_size(needed, limit, fitting, too_large)
             tried = self.with_batch(size)
 
+    def plan(self, memory: str | int) -> Plan:
+        """Return the cheapest changes with which the step fits, all estimated together.
+
+        They are parts of the batch with accumulated gradients, checkpointed modules, autocast, an optimizer
+        with ``foreach=False``, and activations that wait on the host. Each combination that is tried takes as
+        long as an estimate; there are up to some twenty.
+
+        Args:
+            memory: As for `fits`.
+
+        Raises:
+            ConfigurationError: The estimate is for the CPU or for several ranks, or ``memory`` is a text that
+                can't be read.
+        """
+        refuse_plan(self.device, self.ranks)
+        whole = self._question
+
+        def estimated(changes: Changes) -> Estimate:
+            part = (
+                whole
+                if changes.parts == 1
+                else whole.with_batch(whole.known_size() // changes.parts)
+            )
+            return Estimate(replace(part, changes=changes))
+
+        return plan(estimated, read_size(memory))
+
     @property
     def advice(self) -> Advice:
         """Changes that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
@@ -375,6 +405,7 @@ def estimate_made_by(
     length: int | None = None,
     device: str = "cuda",
     ranks: int | None = None,
+    changes: Changes = NO_CHANGES,
 ) -> Estimate:
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 
@@ -395,5 +426,7 @@ def estimate_made_by(
                 f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
                 "expandable_segments"
             )
-        question = Question(**made, batch=batch, length=length, device=kind, gpu=gpu, ranks=ranks)
+        question = Question(
+            **made, batch=batch, length=length, device=kind, gpu=gpu, ranks=ranks, changes=changes
+        )
         return Estimate(question, mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
+from memlog.estimates.changes import NO_CHANGES, Changes
 from memlog.estimates.cuda_kernels.gpu import A100, Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
@@ -45,6 +47,7 @@ class Question:
     gpu: Gpu = A100
     expandable_segments: bool = False
     ranks: int | None = None
+    changes: Changes = NO_CHANGES
 
     def __post_init__(self) -> None:
         if not callable(self.step):
@@ -128,12 +131,11 @@ class Question:
             values = dict(zip(_ARGUMENTS, (model, optimizer, batch, self.length), strict=True))
             arguments = {name: values[name] for name in _names(self.step, values)}
 
-            def step() -> object:
-                return self.step(**arguments)
-
-            if mode.places is not None:
-                return traced_training(step, model, optimizers, self.gpu, mode.places)
-            return traced_step(step, model, optimizers, measure=True)
+            given_step = partial(self.step, **arguments)
+            with self.changes.made(given_step, model, optimizers) as step:
+                if mode.places is not None:
+                    return traced_training(step, model, optimizers, self.gpu, mode.places)
+                return traced_step(step, model, optimizers, measure=True)
 
 
 def _resized(tensor: Tensor, before: int, size: int) -> Tensor:

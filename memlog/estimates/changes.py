@@ -1,0 +1,148 @@
+"""Changes to a training step that lower its memory, as a program would make them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Changes that are made together. An estimate with them runs the changed step.
+
+    Attributes:
+        parts: Number of parts of the batch whose gradients are accumulated. The batch is one part.
+        checkpointed: Paths of the modules in ``torch.utils.checkpoint``.
+        autocast: True if forward and loss run in bfloat16 where that is safe (``torch.autocast``).
+        one_by_one: True if optimizers update one parameter after the other (``foreach=False``).
+        on_host: True if activations wait on the host for the backward pass (``save_on_cpu``).
+        operations: List to which each step appends its number of floating-point operations; ``None``: they
+            are not counted. Counting changes the memory of the step.
+    """
+
+    parts: int = 1
+    checkpointed: tuple[str, ...] = ()
+    autocast: bool = False
+    one_by_one: bool = False
+    on_host: bool = False
+    operations: list[int] | None = field(default=None, compare=False)
+
+    @contextmanager
+    def made(
+        self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> Iterator[Callable[[], object]]:
+        """Make the changes inside the block. Yield the changed step, which trains with one whole batch."""
+        with ExitStack() as stack:
+            modules = {} if model is None else dict(model.named_modules())
+            for module in map(modules.__getitem__, self.checkpointed):
+                forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+                stack.enter_context(_set(module, "forward", forward))
+            for optimizer in optimizers if self.one_by_one else ():
+                for group in optimizer.param_groups:
+                    stack.enter_context(_item(group, "foreach", False))
+            yield functools.partial(self._run, step, model, optimizers)
+
+    def _run(
+        self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> object:
+        with (
+            _counting(self.operations) if self.operations is not None else nullcontext(),
+            _in_bfloat16() if self.autocast else nullcontext(),
+            torch.autograd.graph.save_on_cpu(pin_memory=True) if self.on_host else nullcontext(),
+        ):
+            if self.parts == 1:
+                return step()
+            # The peak of the second part is that of all later ones: gradients are there from the first.
+            with _in_part(model, optimizers, is_last=False):
+                step()
+            with _in_part(model, optimizers, is_last=True):
+                return step()
+
+
+NO_CHANGES = Changes()
+
+
+@contextmanager
+def _counting(operations: list[int]) -> Iterator[None]:
+    with FlopCounterMode(display=False) as counter:
+        yield
+    operations.append(counter.get_total_flops())
+
+
+@contextmanager
+def _set(one: Any, name: str, value: object) -> Iterator[None]:
+    """Set an attribute of one object inside the block."""
+    with _item(vars(one), name, value):
+        yield
+
+
+@contextmanager
+def _item(values: dict[str, Any], name: str, value: object) -> Iterator[None]:
+    before = {name: values[name]} if name in values else {}
+    values[name] = value
+    try:
+        yield
+    finally:
+        del values[name]
+        values.update(before)
+
+
+@contextmanager
+def _in_bfloat16() -> Iterator[None]:
+    """Let operations run under autocast, as if the context ended before each backward pass."""
+    backward = torch.autograd.backward
+    autocast = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    @functools.wraps(backward)
+    def without(*args: Any, **kwargs: Any) -> None:
+        autocast.__exit__(None, None, None)
+        try:
+            backward(*args, **kwargs)
+        finally:
+            autocast.__enter__()
+
+    torch.autograd.backward = without
+    try:
+        with autocast:
+            yield
+    finally:
+        torch.autograd.backward = backward
+
+
+@contextmanager
+def _in_part(
+    model: nn.Module | None, optimizers: Sequence[Optimizer], *, is_last: bool
+) -> Iterator[None]:
+    """Let the optimizers step in the last part of a batch only.
+
+    A step clears the gradients before its backward pass or after the optimizer's step. So that the parts'
+    gradients add up, they are cleared before the first part or after the last one.
+    """
+    stepped = False
+
+    def clears(clear: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        if stepped == is_last:
+            clear(*args, **kwargs)
+
+    def steps(take: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        nonlocal stepped
+        stepped = True
+        return take(*args, **kwargs) if is_last else None
+
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(_set(optimizer, "step", functools.partial(steps, optimizer.step)))
+        owners: list[Any] = [*optimizers, *([] if model is None else [model])]
+        for owner in owners:
+            clear = functools.partial(clears, owner.zero_grad)
+            stack.enter_context(_set(owner, "zero_grad", clear))
+        yield

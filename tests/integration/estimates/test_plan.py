@@ -1,0 +1,193 @@
+"""Plans: the cheapest changes with which a step fits, in code that a reader can paste."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.models import GPT
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memlog
+from memlog.cli.main import cli
+from memlog.estimates.changes import Changes
+from memlog.estimates.estimate import estimate_made_by
+from memlog.estimates.plan import plan
+
+pytestmark = pytest.mark.integration
+BATCH, LENGTH = 16, 64
+
+
+def gpt() -> nn.Module:
+    return GPT(width=128, blocks=3)
+
+
+def loss_of(model: nn.Module, batch: int) -> torch.Tensor:
+    return model(torch.randint(40, (batch, LENGTH), device="cuda")).square().mean()  # type: ignore[no-any-return]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def job(batch: int) -> dict[str, Any]:
+    model = gpt().to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    return {"step": partial(step, model, optimizer, batch), "model": model, "optimizer": optimizer}
+
+
+@pytest.fixture(scope="module")
+def whole() -> memlog.Estimate:
+    return memlog.estimate(step, model=gpt, optimizer=torch.optim.AdamW, batch=BATCH)
+
+
+def changed_by_hand(changes: Changes) -> dict[str, Any]:
+    """Return the job with changes as a program makes them."""
+    model = gpt().to("cuda")
+    for path in changes.checkpointed:
+        module = model.get_submodule(path)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    options = {"foreach": False} if changes.one_by_one else {}
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        for _ in range(min(changes.parts, 3)):
+            with (
+                torch.autocast("cuda", dtype=torch.bfloat16, enabled=changes.autocast),
+                torch.autograd.graph.saved_tensors_hooks(
+                    *((torch.Tensor.cpu, torch.Tensor.cuda) if changes.on_host else (_same, _same))
+                ),
+            ):
+                loss = loss_of(model, BATCH // changes.parts)
+            loss.backward()
+            del loss
+        optimizer.step()
+
+    return {"step": train, "model": model, "optimizer": optimizer}
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+BLOCKS = tuple(f"blocks.{number}" for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        Changes(parts=4),
+        Changes(checkpointed=BLOCKS),
+        Changes(checkpointed=BLOCKS[::2], parts=2),
+        Changes(autocast=True),
+        Changes(one_by_one=True),
+        Changes(on_host=True),
+        Changes(parts=8, checkpointed=BLOCKS, autocast=True, one_by_one=True),
+    ],
+    ids=str,
+)
+def test_changes_are_estimated_as_if_the_program_had_made_them(changes: Changes) -> None:
+    by_hand = estimate_made_by(lambda: changed_by_hand(changes))
+    found = estimate_made_by(lambda: job(BATCH // changes.parts), changes=changes)
+    assert found.peak == pytest.approx(by_hand.peak, rel=0.001)
+
+
+def test_the_fewest_parts_that_fit_are_planned(whole: memlog.Estimate) -> None:
+    assert whole.plan(whole.needed + 2**20).parts == 1
+    of_four = whole.with_batch(BATCH // 4)
+    found = whole.plan(of_four.needed + 4 * 2**20)
+    assert found.fits
+    assert (found.parts, found.checkpointed, found.autocast) == (4, (), False)
+    first, last = found.steps
+    assert (first.change, last.change) == (
+        "a batch of 16",
+        "+ gradient accumulation: 4 parts of 4",
+    )
+    assert (first.fits, last.fits) == (False, True)
+    assert last.needed <= found.memory
+    assert "for part in batch.chunk(4):" in found.code
+
+
+def test_a_batch_that_cannot_be_divided_is_checkpointed_or_computed_in_bfloat16() -> None:
+    whole = memlog.estimate(partial(step, batch=BATCH), model=gpt, optimizer=torch.optim.AdamW)
+    asked: list[Changes] = []
+
+    def ask(changes: Changes) -> memlog.Estimate:
+        asked.append(changes)
+        return estimate_made_by(lambda: job(BATCH), changes=changes)
+
+    strongest = ask(Changes(checkpointed=BLOCKS, autocast=True, one_by_one=True))
+    found = plan(ask, strongest.needed + 2**20)
+    assert found.fits
+    assert found.parts == 1
+    assert not found.on_host
+    assert found.checkpointed
+    assert found.operations > 0.05
+    assert "module.forward = partial(checkpoint, module.forward" in found.code
+    assert len(asked) < 20
+    assert whole.plan(whole.needed + 2**20).steps[0].change == "as it is"
+
+
+def test_what_cannot_fit_is_told_with_all_changes(whole: memlog.Estimate) -> None:
+    found = whole.plan("100 MiB")
+    assert not found.fits
+    assert not found.code
+    assert len(found.steps) == 6
+    assert "use several devices, or a smaller model" in found.text()
+
+
+JOB = """
+import torch
+from torch import nn
+
+def job(batch):
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024))
+    optimizer = torch.optim.SGD(model.parameters())
+    def step():
+        model(torch.randn(batch, 1024)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"step": step, "model": model, "optimizer": optimizer}
+"""
+
+
+def test_the_command_prints_the_plan(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = ["estimate", f"{script}:job", "--batch"]
+    [row] = json.loads(CliRunner().invoke(cli, [*command, "4096", "--json"]).output)["steps"]
+    size = f"{row['needed'] // 2**20 + 4} MiB"
+    command += ["8192"]
+    shown = CliRunner().invoke(cli, [*command, "--fit", size])
+    assert shown.exit_code == 0, shown.output
+    assert "+ gradient accumulation: 2 parts of 4,096" in shown.output
+    assert "(loss / 2).backward()" in shown.output
+    found = CliRunner().invoke(cli, [*command, "--fit", "640 MiB", "--json"])
+    assert (found.exit_code, json.loads(found.output)["plan"]["fits"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (["--cpu"], "leave out --cpu"),
+        (["--ranks", "8"], "leave out --ranks"),
+        (["--batch", "8,16"], "write one batch size"),
+    ],
+)
+def test_what_has_no_plan_is_refused_with_a_remedy(
+    options: list[str], remedy: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def job(batch): ...\n")
+    shown = CliRunner().invoke(cli, ["estimate", f"{script}:job", *options, "--fit", "8 GiB"])
+    assert shown.exit_code == 2
+    assert remedy in shown.output
