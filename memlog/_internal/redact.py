@@ -38,10 +38,10 @@ _PART = lazy_pattern(
 )
 # Settings such as password='it''s' host=db, {api_key:…} and login(key=…). The name decides.
 _SETTING = lazy_pattern(
-    r"(?P<name>(?<![\w.-])[\w.-]{1,99})(?P<quote>['\"]?)\s{0,9}(?P<sign>[=:])(?P<blank>\s{0,9})"
+    r"(?P<name>(?<![\w.-])[\w.-]{1,99})(?P<quote>\\{0,3}['\"]?)\s{0,9}(?P<sign>[=:])(?P<blank>\s{0,9})"
 )
 _VALUE = lazy_pattern(
-    r"'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
+    r"\\{1,3}['\"][^'\"\\]{0,9999}\\{1,3}['\"]|'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
     r"|\[[^\]]{0,9999}\]|(?P<bare>(?<!=)(?<!=\s)[^\s,;})\]'\"]{1,256}|(?<=[=\s])\S{1,256})"
 )
 _MORE = lazy_pattern(r"[^\s,;})\]'\"]*")
@@ -53,20 +53,24 @@ _SAID = lazy_pattern(
 )
 _HEADER = lazy_pattern(
     r"(?P<name>\bbearer:?\s+|\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic|bearer|token)\s+)"
-    r"(?!token\b)[^\s'\",]+|(?P<cookie>\b(?:set-)?cookie['\"]?\s{0,9}:\s{0,9}['\"]?)[^'\"\r\n]+",
+    r"(?!token\b)[^\s'\",]+|(?P<login>\blogin\(\s{0,9}['\"])(?=[\w-]{0,99}\d)[\w-]{16,}|(?P<cookie>\b(?:set-)?cookie['\"]?\s{0,9}:\s{0,9}['\"]?)[^'\"\r\n]+",
     re.IGNORECASE,
 )
 _USER = lazy_pattern(r"(?<![\w/@.-])[\w.+-]{1,64}:[^\s@/:'\"]{4,256}@(?!sha\d)(?=[a-zA-Z0-9])")
 # The forms of tokens of well-known services, as these write them, and of services for machine learning.
-# Where a name could begin in the same way, a token has a digit, a lower-case and an upper-case letter.
-_MIXED = r"(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}[A-Z])"
+# Where a name could begin in the same way, a token has a digit, a lower-case and an upper-case letter, or it
+# is too long for a word.
+_MIXED = r"(?:(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}[A-Z])|(?=[A-Za-z0-9]{24}))"
 _TOKEN = lazy_pattern(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}"
     rf"|gh[pousr]_{_MIXED}\w{{10,}}|github_pat_\w{{10,}}"
+    r"|(?:glpat|gldt|glft|glrt|glcbt|glptt)-[\w-]{20,}"
     rf"|(?:gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent)|GR1348941)-?{_MIXED}[\w-]{{10,}}"
-    rf"|(?:hf|api_org|r8|gsk|wandb_v1|tvly|pcsk|lsv2_[ps][kt])_{_MIXED}[A-Za-z0-9_]{{10,}}"
-    rf"|(?:sk|pk|rk|nvapi|sq0csp|pplx|dckr_pat|key)-{_MIXED}[\w-]{{10,}}"
+    rf"|(?:hf|api_org|r8|gsk|wandb_v1|tvly|pcsk|lsv2_[ps][kt]|dckr_pat|jina|fw|lin_api|KGAT|e2b)[_-]"
+    rf"{_MIXED}[A-Za-z0-9_]{{10,}}"
+    rf"|(?:sk|pk|rk|nvapi|sq0csp|pplx|key|xai|csk|pa)-{_MIXED}[\w-]{{10,}}"
+    r"|hvs\.[\w-]{20,}|tskey-[\w-]{20,}"
     r"|[srp]k_(?:live|test)_\w{10,}|sk-(?:ant|proj|or)-[\w-]{10,}"
     r"|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}"
@@ -139,7 +143,9 @@ def without_credentials(text: str) -> str:
     for pattern in (_QUERY, _PART):
         text = pattern.sub(r"\g<name>***", text)
     text = _TOKEN.sub("***", text)
-    text = _HEADER.sub(lambda found: f"{found['name'] or found['cookie']}***", text)
+    text = _HEADER.sub(
+        lambda found: f"{found['name'] or found['login'] or found['cookie']}***", text
+    )
     text = _without_settings(text, _is_value_in_text)
     return _SAID.sub(_without_said, text)
 
@@ -168,6 +174,7 @@ def shell_line(arguments: Sequence[str]) -> str:
 
 def _is_value(option: str, argument: str) -> bool:
     """Return True if ``argument`` is the secret that belongs to the argument before it."""
+    option = option.removesuffix("=")
     if "=" in option or (argument.startswith("--") and not _PRIVATE_KEY.match(argument)):
         return False
     if _LOGIN.match(option):
@@ -245,7 +252,7 @@ def _is_value_in_text(name: str, value: str) -> bool:
 
 
 def _name_of(setting: str) -> str:
-    return setting.rstrip().rstrip("=:").rstrip().strip("'\"")
+    return setting.rstrip().rstrip("=:").rstrip().strip("'\"\\")
 
 
 def _without_said(found: re.Match[str]) -> str:
@@ -253,6 +260,9 @@ def _without_said(found: re.Match[str]) -> str:
 
 
 def _unquoted(value: str) -> str:
+    value = value.strip("\\")
+    if value[-2:-1] == "\\" and value[:1] in "'\"":  # a JSON text inside another one
+        value = value[:1] + value[1:-1].rstrip("\\") + value[-1]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 

@@ -10,15 +10,15 @@ from memlog._internal.patterns import lazy_pattern
 _PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _CERTAIN = lazy_pattern(
     r"(?:passw(?:or)?d?|passphrase|passcode|keypass|psw|pswd|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
-    r"|(?:hf|wandb|gh|github|gitlab|openai|anthropic|aws|azure|slack|my|user|db)(?:token|pass)"
-    r"|(?:hf|wandb|openai|anthropic|aws|azure)key)s?$"
+    r"|(?:hf|hub|wandb|gh|github|gitlab|openai|anthropic|aws|azure|slack|my|user|db|app|session|service)(?:token|pass|pat)"
+    r"|(?:hf|wandb|openai|anthropic|aws|azure|my|app|service)key)s?$"
     r"|^creds?$"
 )
 _PATH = lazy_pattern(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)+$")
 _TOKEN = lazy_pattern(r"(?:auth|access|bearer|api|bot|id|refresh)?tokens?$", re.IGNORECASE)
 _OTHER = frozenset(
     {"key", "keys", "auth", "authorization", "pass", "passes", "pw", "pat", "pats", "jwt", "bearer"}
-    | {"cookie", "cookies", "signature", "sas", "otp"}
+    | {"cookie", "cookies", "signature", "sas", "otp", "oauth", "sessionid"}
 )
 _KEY_OF_A_SERVICE = frozenset({"api", "access", "secret", "private", "encryption", "signing"})
 """Parts before ``key`` with which the name certainly is that of a secret."""
@@ -48,7 +48,7 @@ _ORDINARY_AFTER = frozenset(
 _SECRET_AFTER = frozenset(
     """
     value values id ids json string str data b raw read write prod production dev staging main admin
-    old current default backup header primary secondary secret
+    old current default backup header primary secondary secret phrase
     """.split()  # noqa: SIM905 - a list of so many strings is hard to read
 )
 _NO_SECRET = lazy_pattern(r"(?i:true|false|yes|no|on|off|none|null)?$|[<\[{(]?\W*$|<.*>$|\$")
@@ -141,7 +141,12 @@ def is_secret_variable(name: str, value: str) -> bool:
         return False
     if _NO_SECRET.match(value) or (_NUMBER.match(value) and len(value) < 2 * _SHORTEST):
         return False
-    if _ONE_WORD.match(value) or (found != CERTAIN and _WORDS.match(value)):
+    is_word = len(value) < 2 * _SHORTEST and _ONE_WORD.match(value)
+    if (
+        is_word
+        or (found != CERTAIN and _ONE_WORD.match(value))
+        or (found != CERTAIN and _WORDS.match(value))
+    ):
         return False
     is_path = value[0] in "/~." or value[1:3] in (":\\", ":/")
     if is_path and not re.fullmatch(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/=]{30,}", value):

@@ -29,7 +29,7 @@ from memlog.sink import is_installed
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
-    from memlog.estimates.changes import Changes
+    from memlog.estimates.changes import StepChanges
 
 SCHEMA = 1
 _PROCESS = "the process's own memory"
@@ -66,7 +66,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     schema: int
     target: str
     plan: Any
-    """`memlog.estimates.plan.Plan`, whose module needs torch."""
+    """`memlog.estimates.plan.FittingPlan`, whose module needs torch."""
 
 
 @click.command(
@@ -170,7 +170,7 @@ def _plan(
     refuse_plan(device, ranks)
     function = _function(target)
 
-    def estimated(changes: Changes) -> Estimate:
+    def estimated(changes: StepChanges) -> Estimate:
         part = batch and batch // changes.parts
         return _estimated(function, part, length, device, ranks, changes)
 
@@ -228,7 +228,7 @@ def _estimated(
     length: int | None,
     device: str,
     ranks: int | None,
-    changes: Changes | None = None,
+    changes: StepChanges | None = None,
 ) -> Estimate:
     _need_torch()
     from memlog.estimates.estimate import estimate_made_by  # noqa: PLC0415 - needs torch

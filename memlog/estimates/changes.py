@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class StepChanges:
     """Changes that are made together. An estimate with them runs the changed step.
 
     Attributes:
@@ -68,7 +68,7 @@ class Changes:
                 return step()
 
 
-NO_CHANGES = Changes()
+NO_CHANGES = StepChanges()
 
 
 @contextmanager

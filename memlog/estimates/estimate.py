@@ -16,7 +16,7 @@ from memlog._internal.text_parser import read_size
 from memlog._internal.units import MIB, format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
-from memlog.estimates.changes import NO_CHANGES, Changes
+from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.device_memory import (
     CONTEXT,
@@ -31,7 +31,7 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
 from memlog.estimates.places import Places
-from memlog.estimates.plan import Plan, plan, refuse_plan
+from memlog.estimates.plan import FittingPlan, plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
@@ -226,7 +226,7 @@ class Estimate:
             size = _next_size(needed, limit, fitting, too_large)
             tried = self.with_batch(size)
 
-    def plan(self, memory: str | int) -> Plan:
+    def plan(self, memory: str | int) -> FittingPlan:
         """Return the cheapest changes with which the step fits, all estimated together.
 
         They are parts of the batch with accumulated gradients, checkpointed modules, autocast, an optimizer
@@ -243,7 +243,7 @@ class Estimate:
         refuse_plan(self.device, self.ranks)
         whole = self._question
 
-        def estimated(changes: Changes) -> Estimate:
+        def estimated(changes: StepChanges) -> Estimate:
             part = (
                 whole
                 if changes.parts == 1
@@ -255,7 +255,7 @@ class Estimate:
 
     @property
     def advice(self) -> Advice:
-        """Changes that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
+        """StepChanges that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
 
         The time that a change adds is unknown, because nothing was computed. There is no advice for one of
         several ranks: its buffers for communication would change, too.
@@ -405,7 +405,7 @@ def estimate_made_by(
     length: int | None = None,
     device: str = "cuda",
     ranks: int | None = None,
-    changes: Changes = NO_CHANGES,
+    changes: StepChanges = NO_CHANGES,
 ) -> Estimate:
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 

@@ -18,7 +18,7 @@ from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from memlog.estimates.changes import Changes
+    from memlog.estimates.changes import StepChanges
     from memlog.estimates.estimate import Estimate
 
 _PER_DOUBLING: Final = 0.02
@@ -42,7 +42,7 @@ class PlanStep(msgspec.Struct, frozen=True):
     fits: bool
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FittingPlan(msgspec.Struct, frozen=True):
     """Changes with which a step fits into ``memory`` bytes.
 
     Attributes:
@@ -104,12 +104,12 @@ def refuse_plan(device: str, ranks: int | None) -> None:
         raise ConfigurationError("a plan is for one device: leave out --ranks (ranks=)")
 
 
-def plan(estimated: Callable[[Changes], Estimate], memory: int) -> Plan:
+def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPlan:
     """Return the cheapest changes with which a step fits into ``memory`` bytes.
 
     ``estimated`` returns the estimate of the step with changes. If its batch is known, ``parts`` divides it.
     """
-    from memlog.estimates.changes import NO_CHANGES, Changes  # noqa: PLC0415 - needs torch
+    from memlog.estimates.changes import NO_CHANGES, StepChanges  # noqa: PLC0415 - needs torch
 
     ask = functools.cache(estimated)
     base = ask(NO_CHANGES)
@@ -117,14 +117,14 @@ def plan(estimated: Callable[[Changes], Estimate], memory: int) -> Plan:
     several = [one for one in range(1, batch + 1) if batch % one == 0]
     modules = next((hint.modules for hint in base.advice.hints if hint.modules), ())
     kinds = [
-        Changes(one_by_one=each, checkpointed=some, autocast=cast, on_host=host)
+        StepChanges(one_by_one=each, checkpointed=some, autocast=cast, on_host=host)
         for each, some, cast, host in itertools.product(
             (False, True), dict.fromkeys(((), modules[::2], modules)), (False, True), (False, True)
         )
     ]
     cost = functools.partial(_cost, count=len(modules))
-    best: Changes | None = None if not base.fits(memory) else NO_CHANGES
-    failed: list[Changes] = []
+    best: StepChanges | None = None if not base.fits(memory) else NO_CHANGES
+    failed: list[StepChanges] = []
     strongest = max(kinds, key=cost)
     for kind in [strongest, *sorted(kinds, key=cost)] if best is None else ():
         if any(_is_part(kind, of) for of in failed):
@@ -138,7 +138,7 @@ def plan(estimated: Callable[[Changes], Estimate], memory: int) -> Plan:
         elif cheaper == several:
             failed.append(kind)
     chosen = best or replace(strongest, parts=several[-1])
-    return Plan(
+    return FittingPlan(
         memory,
         best is not None,
         chosen.parts,
@@ -153,7 +153,7 @@ def plan(estimated: Callable[[Changes], Estimate], memory: int) -> Plan:
     )
 
 
-def _more_operations(estimated: Callable[[Changes], Estimate], chosen: Changes) -> float:
+def _more_operations(estimated: Callable[[StepChanges], Estimate], chosen: StepChanges) -> float:
     if not chosen.checkpointed:
         return 0.0
     without: list[int] = []
@@ -163,7 +163,7 @@ def _more_operations(estimated: Callable[[Changes], Estimate], chosen: Changes) 
     return recomputing[-1] / without[-1] - 1 if without[-1] else 0.0
 
 
-def _cost(changes: Changes, count: int) -> float:
+def _cost(changes: StepChanges, count: int) -> float:
     return (
         _PER_DOUBLING * math.log2(changes.parts)
         + _ONE_BY_ONE * changes.one_by_one
@@ -173,7 +173,7 @@ def _cost(changes: Changes, count: int) -> float:
     )
 
 
-def _is_part(kind: Changes, of: Changes) -> bool:
+def _is_part(kind: StepChanges, of: StepChanges) -> bool:
     return (
         kind.one_by_one <= of.one_by_one
         and kind.autocast <= of.autocast
@@ -183,8 +183,8 @@ def _is_part(kind: Changes, of: Changes) -> bool:
 
 
 def _fewest(
-    ask: Callable[[Changes], Estimate], kind: Changes, parts: Sequence[int], memory: int
-) -> Changes | None:
+    ask: Callable[[StepChanges], Estimate], kind: StepChanges, parts: Sequence[int], memory: int
+) -> StepChanges | None:
     """Return the changes with the fewest parts of the batch that fit; ``None`` if even the most do not."""
     low, high = 0, len(parts) - 1
     if high < 0 or not ask(replace(kind, parts=parts[high])).fits(memory):
@@ -198,7 +198,9 @@ def _fewest(
     return replace(kind, parts=parts[high])
 
 
-def _steps(ask: Callable[[Changes], Estimate], chosen: Changes, memory: int) -> Iterator[PlanStep]:
+def _steps(
+    ask: Callable[[StepChanges], Estimate], chosen: StepChanges, memory: int
+) -> Iterator[PlanStep]:
     made = replace(
         chosen, parts=1, checkpointed=(), autocast=False, one_by_one=False, on_host=False
     )
@@ -216,7 +218,7 @@ def _step(change: str, found: Estimate, memory: int) -> PlanStep:
     return PlanStep(change, found.peak, found.needed, found.fits(memory))
 
 
-def _told(name: str, changes: Changes, batch: int) -> str:
+def _told(name: str, changes: StepChanges, batch: int) -> str:
     if name == "parts":
         each = batch // changes.parts
         return f"gradient accumulation: {changes.parts:,} parts of {each:,}"
@@ -231,7 +233,7 @@ def _told(name: str, changes: Changes, batch: int) -> str:
     }[name]
 
 
-def _code(changes: Changes) -> str:
+def _code(changes: StepChanges) -> str:
     lines = []
     if changes.checkpointed:
         lines += [

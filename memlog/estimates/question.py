@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
-from memlog.estimates.changes import NO_CHANGES, Changes
+from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.cuda_kernels.gpu import A100, Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
@@ -47,7 +47,7 @@ class Question:
     gpu: Gpu = A100
     expandable_segments: bool = False
     ranks: int | None = None
-    changes: Changes = NO_CHANGES
+    changes: StepChanges = NO_CHANGES
 
     def __post_init__(self) -> None:
         if not callable(self.step):

@@ -9,6 +9,7 @@ SECRETS = [
     *("token", "tokens", "api-key", "api-keys", "apikey", "access-key", "secret", "secrets"),
     *("password", "passwd", "passphrase", "passcode", "keypass", "pat", "jwt", "bearer"),
     *("auth-token", "credentials"),
+    *("ghpat", "hubtoken", "mykey", "oauth", "oauth2", "pass-phrase", "sessionid"),
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
 ]
 ORDINARY = [
@@ -69,6 +70,38 @@ def of_services(value: str) -> list[list[str]]:
         *(["--dsn", f"host=h password = '{value} x'"], [f"https://host/?sig={value}"]),
         ["--pem", f"-----BEGIN PRIVATE KEY-----\n{value}\n-----END PRIVATE KEY-----"],
     ]
+
+
+LOWER, HEX = string.ascii_lowercase + string.digits, "0123456789abcdef"
+TOKENS = {
+    "hf_": (string.ascii_letters, 34),
+    "api_org_": (string.ascii_letters, 34),
+    "dckr_pat_": (string.ascii_letters, 27),
+    "lsv2_pt_": (HEX, 32),
+    "key-": (HEX, 32),
+    "KGAT_": (HEX, 32),
+    "e2b_": (HEX, 40),
+    "wandb.login('": ("0" + HEX, 40),
+    "glpat-": (LOWER + "-_", 20),
+    "xai-": (LOWER, 80),
+    "hvs.": (LOWER, 24),
+    "jina_": (LOWER, 60),
+    "fw_": (LOWER, 24),
+    "csk-": (LOWER, 48),
+    "tskey-auth-": (LOWER, 32),
+    "lin_api_": (LOWER, 40),
+    "pa-": (LOWER, 43),
+}
+"""What tokens of services begin with, their characters, and how many follow."""
+
+
+def tokens() -> Iterator[tuple[str, str]]:
+    """Yield tokens, each with its secret part."""
+    chance = random.Random(29)  # noqa: S311 - made up
+    for begin, (characters, length) in TOKENS.items():
+        for _ in range(20):
+            part = "".join(chance.choices(characters, k=length))
+            yield f"{begin}{part}", part
 
 
 def commands(mark: str = "") -> Iterator[tuple[list[str], str]]:

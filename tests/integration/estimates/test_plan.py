@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memlog
 from memlog.cli.main import cli
-from memlog.estimates.changes import Changes
+from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import estimate_made_by
 from memlog.estimates.plan import plan
 
@@ -49,7 +49,7 @@ def whole() -> memlog.Estimate:
     return memlog.estimate(step, model=gpt, optimizer=torch.optim.AdamW, batch=BATCH)
 
 
-def changed_by_hand(changes: Changes) -> dict[str, Any]:
+def changed_by_hand(changes: StepChanges) -> dict[str, Any]:
     """Return the job with changes as a program makes them."""
     model = gpt().to("cuda")
     for path in changes.checkpointed:
@@ -85,17 +85,17 @@ BLOCKS = tuple(f"blocks.{number}" for number in range(3))
 @pytest.mark.parametrize(
     "changes",
     [
-        Changes(parts=4),
-        Changes(checkpointed=BLOCKS),
-        Changes(checkpointed=BLOCKS[::2], parts=2),
-        Changes(autocast=True),
-        Changes(one_by_one=True),
-        Changes(on_host=True),
-        Changes(parts=8, checkpointed=BLOCKS, autocast=True, one_by_one=True),
+        StepChanges(parts=4),
+        StepChanges(checkpointed=BLOCKS),
+        StepChanges(checkpointed=BLOCKS[::2], parts=2),
+        StepChanges(autocast=True),
+        StepChanges(one_by_one=True),
+        StepChanges(on_host=True),
+        StepChanges(parts=8, checkpointed=BLOCKS, autocast=True, one_by_one=True),
     ],
     ids=str,
 )
-def test_changes_are_estimated_as_if_the_program_had_made_them(changes: Changes) -> None:
+def test_changes_are_estimated_as_if_the_program_had_made_them(changes: StepChanges) -> None:
     by_hand = estimate_made_by(lambda: changed_by_hand(changes))
     found = estimate_made_by(lambda: job(BATCH // changes.parts), changes=changes)
     assert found.peak == pytest.approx(by_hand.peak, rel=0.001)
@@ -119,13 +119,13 @@ def test_the_fewest_parts_that_fit_are_planned(whole: memlog.Estimate) -> None:
 
 def test_a_batch_that_cannot_be_divided_is_checkpointed_or_computed_in_bfloat16() -> None:
     whole = memlog.estimate(partial(step, batch=BATCH), model=gpt, optimizer=torch.optim.AdamW)
-    asked: list[Changes] = []
+    asked: list[StepChanges] = []
 
-    def ask(changes: Changes) -> memlog.Estimate:
+    def ask(changes: StepChanges) -> memlog.Estimate:
         asked.append(changes)
         return estimate_made_by(lambda: job(BATCH), changes=changes)
 
-    strongest = ask(Changes(checkpointed=BLOCKS, autocast=True, one_by_one=True))
+    strongest = ask(StepChanges(checkpointed=BLOCKS, autocast=True, one_by_one=True))
     found = plan(ask, strongest.needed + 2**20)
     assert found.fits
     assert found.parts == 1

@@ -1,7 +1,7 @@
 """Secrets in command lines and in the environment are removed, and ordinary options stay readable."""
 
 import pytest
-from support.command_secrets import ORDINARY, commands
+from support.command_secrets import ORDINARY, commands, tokens
 
 from memlog._internal.redact import bare_address, shell_line, without_credentials
 from memlog._internal.secret_names import is_secret_variable
@@ -21,6 +21,20 @@ def test_the_rest_of_a_generated_command_line_stays() -> None:
         line = shell_line(["python", "train.py", *arguments, "--lr", "0.1"])
         assert line.startswith("python train.py "), line
         assert line.endswith(" --lr 0.1"), line
+
+
+def test_tokens_of_services_are_known_by_their_beginning_and_length() -> None:
+    for token, secret in tokens():
+        assert secret not in shell_line(["python", "train.py", token]), token
+        assert secret not in without_credentials(f"the token {token} is expired"), token
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf_transformers_model", "key-value-store-things", "pa-attention-block", "fw_graph_module"],
+)
+def test_names_that_begin_like_a_token_stay(name: str) -> None:
+    assert without_credentials(f"loading {name} now") == f"loading {name} now"
 
 
 @pytest.mark.parametrize("option", ORDINARY)
@@ -67,6 +81,7 @@ def test_each_value_of_an_option_in_the_plural_is_removed() -> None:
         "login(key=S3cr3tValue)",
         "me:S3cr3tValue@host/db",
         "token hf_S3cr3tValue is expired",
+        r"{\"token\": \"S3cr3tValue\", \"lr\": 1}",
     ],
 )
 def test_no_secret_in_a_message_is_shown(text: str) -> None:
