@@ -255,7 +255,7 @@ class Estimate:
 
     @property
     def advice(self) -> Advice:
-        """StepChanges that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
+        """Changes that would lower the peak, each with the bytes saved, as `memlog advise` shows for a run.
 
         The time that a change adds is unknown, because nothing was computed. There is no advice for one of
         several ranks: its buffers for communication would change, too.
