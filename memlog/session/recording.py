@@ -122,15 +122,19 @@ class Recording(RecordingParts):
         end, health = self._close(status, error, timeout)
         self._closed = True
         try:
-            self._delivery.finish(end, health, timeout)
+            # Without data, as after `--help`, no tracker gets a run. The helper process ends alone.
+            self._delivery.finish(end, health, timeout if self._has_data else 0)
             with self._diagnostics.contained("printing the last lines"):
                 self._print_end(end, timeout)
         finally:
             self._requests.close()
 
+    @property
+    def _has_data(self) -> bool:
+        return self.batches.last_step is not None or self._published or self._ran_out
+
     def _print_end(self, end: End, timeout: float) -> None:
-        stepped = self.batches.last_step is not None
-        has_data = stepped or self._published or self._ran_out
+        has_data = self._has_data
         one_line, verdict = self._messages.has_one_line, None
         silent = self._messages.is_silent and not one_line
         if self.run.path.exists() and (self._requests.has_found if silent else has_data):

@@ -149,9 +149,14 @@ def test_a_failed_script_gets_no_hint(tmp_path: Path) -> None:
     assert "recorded nothing" not in shown(tmp_path)
 
 
-def test_a_call_for_help_gets_no_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["local", "mlflow"])
+def test_a_call_for_help_gets_no_hint_and_waits_for_no_delivery(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
     usage = "import argparse\nargparse.ArgumentParser().parse_args()\n"
-    assert ran(tmp_path, INIT + usage, argument="--help") == []
+    begin = f"import memlog\nmemlog.init('{backend}')\n"
+    assert ran(tmp_path, begin + usage, argument="--help") == []
 
 
 def test_the_launcher_says_it_of_a_script_that_calls_nothing(tmp_path: Path) -> None:
