@@ -185,13 +185,13 @@ class GrowthDetector:
             elif level and each.name == SHARED:
                 self._take(SHARED, step, level, _HOST_FLOOR, _STEPS)
 
-    def have_inputs_grown(self, since: int) -> bool:
-        """Return True if inputs became larger in the second half of the steps since step ``since``.
+    def have_inputs_grown(self, since: int, until: int) -> bool:
+        """Return True if inputs became larger in the second half of the steps from ``since`` to ``until``.
 
         Larger steps leave larger free blocks in the allocator, and this ends when the inputs stay as they
         are.
         """
-        return self._grew_at > since + (self._step - since) // 2
+        return self._grew_at > since + (until - since) // 2
 
     def take_children(self, step: int, children: Sequence[ChildReading]) -> None:
         """Take readings of the child processes. A process without a reading has ended."""
@@ -328,7 +328,7 @@ class GrowthDetector:
             return
         is_host = name == HOST_ANON and news.verdict == "confirmed"
         if is_host and self._is_unused(news.growth.rate):
-            if self.have_inputs_grown(growth.since):
+            if self.have_inputs_grown(growth.since, self._step):
                 watch.wait_on(news.growth)
                 return
             name = FREE_LISTS

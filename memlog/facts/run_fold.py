@@ -250,7 +250,8 @@ class RunFold:
 
     def have_inputs_grown(self, since: int | None = None) -> bool:
         """Return True if the steps' inputs have become larger lately, which explains free memory."""
-        return self._detector.have_inputs_grown(self.first_step or 0 if since is None else since)
+        since = self.first_step or 0 if since is None else since
+        return self._detector.have_inputs_grown(since, self.last_step or 0)
 
     def _has_ended(self, series: str) -> bool:
         """Return True if memory that grew has been steady since then, as a cache that is full."""

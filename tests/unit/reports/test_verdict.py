@@ -19,7 +19,10 @@ from memlog.events import (
     Inquiry,
     OutOfMemory,
     Sample,
+    StepInputs,
+    TensorInput,
 )
+from memlog.facts.run_fold import RunFold
 from memlog.findings import ranked
 from memlog.reports import summarize
 from memlog.reports.figures import run_figures
@@ -143,6 +146,21 @@ def test_a_buffer_that_fills_is_told(tmp_path: Path, *, takes: bool) -> None:
     text = verdict(tmp_path, *events)
     assert text.startswith("Unsure: memory rose by 1.9 GiB in 100 steps")
     assert ("as when a buffer fills" in text) is not takes
+
+
+@pytest.mark.parametrize("judge", [False, True])
+@pytest.mark.parametrize(("largest", "is_late"), [(10, False), (80, True)])
+def test_larger_inputs_explain_a_rise_only_if_they_came_late(
+    largest: int, *, is_late: bool, judge: bool
+) -> None:
+    """``judge``: the fold tests for growth itself; in the helper process, another one does."""
+    facts = RunFold(judge=judge)
+    for step in range(100):
+        facts.take(batch(step, GIB + step * 20 * MIB))
+        if step in (1, largest):
+            tokens = TensorInput("tokens", (8, step), "int64")
+            facts.take(StepInputs(at(step), step, "host", GIB, (tokens,)))
+    assert facts.have_inputs_grown() is is_late
 
 
 @pytest.mark.parametrize("kib", [20, 2000])
