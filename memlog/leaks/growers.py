@@ -21,7 +21,7 @@ from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.live_tensors import VIEWS, gradient_of
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner, describe, describe_container
+from memlog.leaks.owner_text import HOOKS, PYPLOT_FIGURES, Owner, describe, describe_container
 from memlog.leaks.program_files import program_files
 from memlog.leaks.program_walk import buffer_bytes, is_buffer, is_state_of
 from memlog.leaks.variable_paths import Path, follow
@@ -163,6 +163,11 @@ class Grower(NamedTuple):
         return length_of(self.chain.objects[-1]) * self.steps / self.gained
 
     @property
+    def is_pile_of_hooks(self) -> bool:
+        """True for a dictionary in which a module or a tensor has its hooks."""
+        return HOOKS in owner_of(self).name
+
+    @property
     def is_by_elimination(self) -> bool:
         """True if memlog does not see the bytes, and no other container can hold them."""
         return bool(self.foreign) or self.is_partial
@@ -212,7 +217,7 @@ def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grow
             return []
         one = _weighed(each, in_stairs=in_stairs)
         weighed += [] if one is None else [one]
-    found = _with_unseen(_joined(_coincident(weighed, candidates)))
+    found = _with_unseen(_joined(_coincident(_with_hooks(weighed), candidates)))
     named = [one for one in found if one.explained >= _PART and _is_kept(one)]
     explained = sum(one.explained for one in named)
     if explained > _ALL:
@@ -221,6 +226,27 @@ def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grow
         little = [one for one in found if one.tensors and one.explained >= _LITTLE]
         named = [one._replace(is_little=True) for one in little if _is_kept(one)]
     return sorted(named, key=lambda one: -one.explained)
+
+
+def _with_hooks(growers: list[Grower]) -> list[Grower]:
+    """Return the growers. What the hooks in a growing dictionary of hooks keep counts for the dictionary.
+
+    If each evaluation registers a hook, all earlier hooks run again, too. So each of them keeps, in a list of
+    its own, the same outputs.
+    """
+    piles = {id(one.chain.objects[-1]): one for one in growers if one.is_pile_of_hooks}
+    inside: dict[int, float] = {}
+    others = []
+    for one in growers:
+        key = next((id(each) for each in one.chain.objects[:-1] if id(each) in piles), None)
+        if key is None:
+            others.append(one)
+        else:
+            inside[key] = max(one.bytes_gained, inside.get(key, 0.0))
+    return [
+        one._replace(bytes_gained=max(one.bytes_gained, inside.get(id(one.chain.objects[-1]), 0.0)))
+        for one in others
+    ]
 
 
 def _coincident(growers: list[Grower], candidates: Sequence[Candidate]) -> list[Grower]:

@@ -17,10 +17,9 @@ from memlog.leaks.assignment_lines import Addition
 from memlog.leaks.containers import filled
 from memlog.leaks.held import Held
 from memlog.leaks.holders import Confidence, Holder, HolderKind
-from memlog.leaks.owner_text import PYPLOT_FIGURES, Owner
+from memlog.leaks.owner_text import HOOKS, PYPLOT_FIGURES, Owner
 from memlog.leaks.program_files import program_files
 
-_HOOKS: Final = "hooks"
 ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
 FOR_LIMIT: Final = "Lower its limit, or keep smaller elements, or keep them on disk."
@@ -113,7 +112,7 @@ def _is_of_graphs(held: Held) -> bool:
 def _kind_of_owner(owner: Owner) -> HolderKind | None:
     if owner.root.kind == "cycle":
         return "reference_cycles"
-    if _HOOKS in owner.name:
+    if HOOKS in owner.name:
         return "hooks_pile_up"
     if any(is_kind(one, torch.optim.Optimizer) for one in owner.between):
         return "optimizers_pile_up"
@@ -253,7 +252,7 @@ def addition(owner: Owner) -> tuple[str, Addition] | None:
     if not owner.name:
         return None
     files = program_files(owner)
-    calls = assignment_lines.registrations if _HOOKS in owner.name else None
+    calls = assignment_lines.registrations if HOOKS in owner.name else None
     if _is_of_optimizer(owner):
         calls = assignment_lines.added_groups
     if calls is not None:

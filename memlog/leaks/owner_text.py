@@ -25,7 +25,9 @@ from memlog.leaks.owner_chain import Chain, Root
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module. A program reads their values as attributes of the module."""
 _CACHE: Final = type(functools.lru_cache(int))
-_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HOOKS: Final = "hooks"
+"""Part of the names of the dictionaries in which modules and tensors have their hooks."""
+_HOOKS_OF_TENSORS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """Attributes of a tensor that are no entries of its dictionary."""
 PYPLOT_FIGURES: Final = "matplotlib._pylab_helpers"
 """Module that keeps each figure that pyplot has made, until the program closes the figure."""
@@ -252,7 +254,9 @@ def _hooks_of_tensor(owner: Any, child: Any) -> str:
     if not is_kind(owner, torch.Tensor):
         return ""
     base: Any = torch._C.TensorBase
-    return next((name for name in _HOOKS if getattr(base, name).__get__(owner) is child), "")
+    return next(
+        (name for name in _HOOKS_OF_TENSORS if getattr(base, name).__get__(owner) is child), ""
+    )
 
 
 def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:

@@ -38,7 +38,11 @@ _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their gr
 _ORDINARY: Final = (list, tuple, dict, set, torch.Tensor)
 """Types of elements that tell nothing about what is in them."""
 _MORE_TRAINED: Final = ("an optimizer's state grows as the program trains more of its layers",)
-_NOUNS: Final[dict[HolderKind, str]] = {"optimizers_pile_up": "optimizer", "model_copies": "module"}
+_NOUNS: Final[dict[HolderKind, str]] = {
+    "optimizers_pile_up": "optimizer",
+    "model_copies": "module",
+    "hooks_pile_up": "hook",
+}
 
 
 def holder_of_growth(grower: Grower) -> Holder:
@@ -87,6 +91,8 @@ def _remedy(kind: HolderKind, grower: Grower, owner: Owner, value: str) -> str |
 def _kind(grower: Grower) -> HolderKind:
     if grower.graph > grower.bytes_gained / 2:
         return "kept_graph"
+    if grower.is_pile_of_hooks:
+        return "hooks_pile_up"
     newest = newest_of(grower.chain.objects[-1])
     if is_kind(newest, torch.optim.Optimizer):
         return "optimizers_pile_up"

@@ -444,6 +444,22 @@ def test_modules_are_weighed_with_their_gradients() -> None:
     assert holder.bytes_per_step == pytest.approx(8 * MIB / EVERY, rel=0.05)
 
 
+def test_hooks_that_pile_up_are_named_and_not_the_list_of_one_of_them() -> None:
+    memory, layer = Memory(), torch.nn.ReLU()
+
+    def evaluate(_: int) -> None:
+        features: list[torch.Tensor] = []
+        layer.register_forward_hook(lambda _module, _inputs, out: features.append(out.detach()))
+        for batch in memory.take():
+            layer(batch)
+
+    [holder] = named(evaluate, memory)[-1][1]
+    assert holder.kind == "hooks_pile_up"
+    assert holder.title.startswith("`layer._forward_hooks`, an OrderedDict in `test_hooks_that")
+    assert "gains one hook every 30 steps. That keeps 10.0 MiB each time." in holder.title
+    assert "`remove()`" in (holder.remedy or "")
+
+
 def test_layers_that_are_unfrozen_one_after_the_other_are_what_grows_and_have_a_limit() -> None:
     memory, layers = Memory(), [torch.nn.Linear(1024, 1024, bias=False) for _ in range(7)]
     optimizer = torch.optim.Adam(layers[0].parameters())
