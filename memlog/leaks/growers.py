@@ -21,7 +21,14 @@ from memlog.leaks.containers import filled, newest_elements, oldest_element
 from memlog.leaks.element_weight import ElementWeight
 from memlog.leaks.live_tensors import VIEWS, gradient_of
 from memlog.leaks.owner_chain import Chain
-from memlog.leaks.owner_text import HOOKS, PYPLOT_FIGURES, Owner, describe, describe_container
+from memlog.leaks.owner_text import (
+    HOOKS,
+    PYPLOT_FIGURES,
+    Owner,
+    describe,
+    describe_container,
+    is_queue,
+)
 from memlog.leaks.program_files import program_files
 from memlog.leaks.program_walk import buffer_bytes, is_buffer, is_state_of
 from memlog.leaks.variable_paths import Path, follow
@@ -242,11 +249,10 @@ def _with_hooks(growers: list[Grower]) -> list[Grower]:
         if key is None:
             others.append(one)
         else:
-            inside[key] = max(one.bytes_gained, inside.get(key, 0.0))
-    return [
-        one._replace(bytes_gained=max(one.bytes_gained, inside.get(id(one.chain.objects[-1]), 0.0)))
-        for one in others
-    ]
+            inside[key] = max(one.explained, inside.get(key, 0.0))
+    parts = [max(one.explained, inside.get(id(one.chain.objects[-1]), 0.0)) for one in others]
+    pairs = zip(others, parts, strict=True)
+    return [one._replace(bytes_gained=part * one.growth) for one, part in pairs]
 
 
 def _coincident(growers: list[Grower], candidates: Sequence[Candidate]) -> list[Grower]:
@@ -342,11 +348,21 @@ def _slots(chain: Chain) -> int:
     base = container_base(one)
     if base is None or is_buffer(type(one)):
         return 0
-    most = deque.maxlen.__get__(one) if base is deque else None
+    most = _most_in_deque(chain) if base is deque else None
     length = container_length(one, base)
     if base is dict:
         most = _samples(chain) or None
     return length if most is None else max(int(most), length)
+
+
+def _most_in_deque(chain: Chain) -> int | None:
+    """Return a deque's ``maxlen``, or the ``maxsize`` of the queue that has it; ``None``: it has no limit."""
+    queue = next(filter(is_queue, chain.objects[-3:-1]), None)
+    if queue is None:
+        most: int | None = deque.maxlen.__get__(chain.objects[-1])
+        return most
+    size = (instance_dict(queue) or {}).get("maxsize")
+    return size if type(size) is int and size > 0 else None
 
 
 def _samples(chain: Chain) -> int:
@@ -362,7 +378,7 @@ def _samples(chain: Chain) -> int:
     return 0
 
 
-def _most_elements(candidate: Candidate, container: Any) -> int:
+def _most_elements(candidate: Candidate, chain: Chain) -> int:
     """Return the number of elements that a container can have; 0 if it has no limit, or an unknown one.
 
     A list or dictionary has a limit if it had empty slots, and its length with them did not change.
@@ -370,10 +386,10 @@ def _most_elements(candidate: Candidate, container: Any) -> int:
     known = [one for one in candidate.readings if one.slots]
     if not known or len({one.slots for one in known}) > 1:
         return 0
-    if not is_kind(container, deque):
+    if not is_kind(chain.objects[-1], deque):
         has_slots = any(one.length < one.slots for one in known)
         return known[0].slots if has_slots and len(known) > 1 else 0
-    return 0 if deque.maxlen.__get__(container) is None else known[0].slots
+    return 0 if _most_in_deque(chain) is None else known[0].slots
 
 
 def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | None:
@@ -407,7 +423,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
         is_partial = weight.is_partial
-    slots = _most_elements(candidate, container)
+    slots = _most_elements(candidate, chain)
     # What it gained until the first rise may have begun earlier.
     grown = [after for after, did in zip(readings[1:], grew, strict=True) if did]
     gaps = [after.rise - before.rise for before, after in pairwise(grown)]

@@ -362,22 +362,25 @@ def without_graph(value: str, *, is_scalar: bool) -> str:
 
 def remedy_for_owner(owner: Owner) -> str | None:
     """Return what to do if the owner is no plain container, such as a cache of ``functools``."""
-    if owner.cached_function is not None:
-        return (
-            "Give the cache a limit, or a smaller one (`functools.lru_cache(maxsize=…)`), or call its "
-            "`cache_clear()`."
-        )
-    if owner.root.place == PYPLOT_FIGURES:
-        return "Close each figure that is no longer needed: `plt.close(figure)`."
-    if any(is_kind(one, torch.optim.LBFGS) for one in owner.above):
-        return (
-            "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps."
-        )
-    if _is_of_optimizer(owner):
-        return "Make a new optimizer, or remove the parameters that are no longer trained from this one."
-    if _is_nameless(owner):
-        return "Look for callbacks that are registered again and again, as by `atexit.register`."
-    return None
+    remedies = {
+        "Give the cache a limit, or a smaller one (`functools.lru_cache(maxsize=…)`), or call its "
+        "`cache_clear()`.": owner.cached_function is not None,
+        "Close each figure that is no longer needed: `plt.close(figure)`.": (
+            owner.root.place == PYPLOT_FIGURES
+        ),
+        "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps.": any(
+            is_kind(one, torch.optim.LBFGS) for one in owner.above
+        ),
+        "What takes from the queue is slower than what puts into it: give the queue a `maxsize`, so that "
+        "`put` waits, or put less into it.": owner.queue is not None,
+        "Make a new optimizer, or remove the parameters that are no longer trained from this one.": (
+            _is_of_optimizer(owner)
+        ),
+        "Look for callbacks that are registered again and again, as by `atexit.register`.": (
+            _is_nameless(owner)
+        ),
+    }
+    return next((remedy for remedy, applies in remedies.items() if applies), None)
 
 
 REMEDIES: Final[dict[str, str]] = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import sys
 import threading
+from collections import deque
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -65,8 +67,14 @@ class Owner(NamedTuple):
         """Name of the container's type, with an article; empty if there is no container."""
         if self.container is None:
             return ""
-        name = type_name(self.container)
+        name = type_name(self.container if self.queue is None else self.queue)
         return f"an {name}" if name[:1] in "aeiouAEIO" else f"a {name}"
+
+    @property
+    def queue(self) -> Any:
+        """The ``queue.Queue`` whose elements the container has; ``None`` if there is none."""
+        found = (one for one in self.above[-2:] if is_queue(one))
+        return next(found, None) if type(self.container) is deque else None
 
     @property
     def cached_function(self) -> Any:
@@ -167,10 +175,19 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
     texts = [text]
     objects = chain.objects
     for number, (owner, child) in enumerate(itertools.pairwise(objects)):
+        if type(child) is deque and any(map(is_queue, objects[max(0, number - 1) : number + 1])):
+            texts.append(text)  # a program reads it by the methods of the queue
+            continue
         function = next((one for one in objects[number::-1] if type(one) is FunctionType), None)
         text = _of_function(function, owner, child) or _step(text, owner, child, attributes)
         texts.append(text)
     return texts
+
+
+def is_queue(one: Any) -> bool:
+    """Return True for a ``queue.Queue``, which has its elements in a deque."""
+    kind = getattr(sys.modules.get("queue"), "Queue", None)
+    return kind is not None and is_kind(one, kind)
 
 
 def _without_repetition(texts: list[str]) -> str:

@@ -460,6 +460,24 @@ def test_hooks_that_pile_up_are_named_and_not_the_list_of_one_of_them() -> None:
     assert "`remove()`" in (holder.remedy or "")
 
 
+@pytest.mark.parametrize("most", [0, 10_000])
+def test_a_queue_is_named_by_the_programs_name_also_if_elements_leave_it(most: int) -> None:
+    memory, jobs = Memory(), queue.Queue(most)
+
+    def log(_: int) -> None:
+        for one in memory.take(12):
+            jobs.put(("grad", one))
+        jobs.get()
+        jobs.get()
+        memory.level -= 2 * MIB
+
+    [holder] = named(log, memory, steps=400)[-1][1]
+    assert holder.title.startswith("`jobs`, a Queue in `test_a_queue_is_named")
+    assert "gains 10 tensors every 30 steps. That keeps 10.0 MiB each time" in holder.title
+    assert "maxsize" in (holder.remedy or "")
+    assert (holder.bytes_left is not None) is bool(most)
+
+
 def test_layers_that_are_unfrozen_one_after_the_other_are_what_grows_and_have_a_limit() -> None:
     memory, layers = Memory(), [torch.nn.Linear(1024, 1024, bias=False) for _ in range(7)]
     optimizer = torch.optim.Adam(layers[0].parameters())
