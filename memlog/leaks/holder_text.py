@@ -176,17 +176,21 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
 
 
 def _kept(held: Held, kind: HolderKind) -> str:
-    size = format_bytes(held.bytes_per_step)
+    size = f"{format_bytes(held.bytes_per_step)} per step"
+    made = len({one.iteration for one in held.storages.values()})
+    if held.growth is None and made == 1 < held.iterations:
+        # Such as at an evaluation. How often that comes is unknown.
+        size = f"{format_bytes(held.bytes_per_step * held.iterations)} at one of {held.iterations} steps"
     if _is_of_graphs(held):
         layer = _layer(held)
         mostly = f", mostly activations of `{layer}`" if layer else ""
         if held.growth is not None:
-            return f"{GRAPH_OF_STEP} ({size} per step{mostly})."
-        return f"They keep autograd graphs alive ({size} per step{mostly})."
+            return f"{GRAPH_OF_STEP} ({size}{mostly})."
+        return f"They keep autograd graphs alive ({size}{mostly})."
     through = ""
     if kind == "kept_tensors" and _has_traceback(held):
         through = " through the traceback of an exception"
-    return f"That keeps {size} per step{through}."
+    return f"That keeps {size}{through}."
 
 
 def _layer(held: Held) -> str | None:
@@ -373,6 +377,8 @@ def remedy_for_owner(owner: Owner) -> str | None:
         ),
         "What takes from the queue is slower than what puts into it: give the queue a `maxsize`, so that "
         "`put` waits, or put less into it.": owner.queue is not None,
+        "`itertools.cycle` keeps all elements of the first pass. Begin again in a loop instead: `while True: "
+        "yield from loader`.": owner.cycle is not None,
         "Make a new optimizer, or remove the parameters that are no longer trained from this one.": (
             _is_of_optimizer(owner)
         ),

@@ -546,6 +546,7 @@ def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
     """
     general = finding_of(growth)
     memory = "the process's memory" if general.where is None else f"memory on {general.where}"
+    explained = min(holder.bytes_per_step, growth.rate)
     return Finding(
         time_us=general.time_us,
         step=growth.step,
@@ -558,7 +559,7 @@ def _finding(growth: Suspicion, holder: Holder, *, is_main: bool) -> Finding:
         limit=growth.limit,
         evidence=(
             *holder.evidence,
-            f"It explains {format_bytes(holder.bytes_per_step)} per step; {memory} grows by "
+            f"It explains {format_bytes(explained)} per step; {memory} grows by "
             f"{format_bytes(growth.rate)} per step.",
             general.evidence[-1],
         ),

@@ -67,7 +67,8 @@ class Owner(NamedTuple):
         """Name of the container's type, with an article; empty if there is no container."""
         if self.container is None:
             return ""
-        name = type_name(self.container if self.queue is None else self.queue)
+        inside = self.queue or self.cycle
+        name = type_name(self.container if inside is None else inside)
         return f"an {name}" if name[:1] in "aeiouAEIO" else f"a {name}"
 
     @property
@@ -75,6 +76,11 @@ class Owner(NamedTuple):
         """The ``queue.Queue`` whose elements the container has; ``None`` if there is none."""
         found = (one for one in self.above[-2:] if is_queue(one))
         return next(found, None) if type(self.container) is deque else None
+
+    @property
+    def cycle(self) -> Any:
+        """The ``itertools.cycle`` whose elements the container has; ``None`` if there is none."""
+        return next((one for one in self.above[-1:] if type(one) is itertools.cycle), None)
 
     @property
     def cached_function(self) -> Any:

@@ -93,3 +93,17 @@ def test_the_holder_is_named(words, script, tmp_path):
 def test_nothing_is_named_in_a_healthy_script(words, script, tmp_path):
     found = search_in(script, tmp_path, words[0], rate=0.0)
     assert sum(one.bytes_per_step for one in found) < TINY
+
+
+def test_what_one_of_the_watched_steps_keeps_is_told_without_a_rate(tmp_path):
+    script = f"""{BEGIN}
+total = torch.zeros(())
+for step in range(STEPS):
+    model(batch()).square().mean().backward()
+    finish_step()
+    if step % 4 == 0:
+        total = total + model(batch()).square().mean()
+"""
+    top = search_in(script, tmp_path, "evaluates", rate=3000.0)[0]
+    assert top.kind == "kept_graph"
+    assert " at one of 4 steps, mostly" in top.title

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import queue
 import random
 import sys
@@ -476,6 +477,19 @@ def test_a_queue_is_named_by_the_programs_name_also_if_elements_leave_it(most: i
     assert "gains 10 tensors every 30 steps. That keeps 10.0 MiB each time" in holder.title
     assert "maxsize" in (holder.remedy or "")
     assert (holder.bytes_left is not None) is bool(most)
+
+
+def test_a_cycle_over_a_loader_is_named_as_such() -> None:
+    memory = Memory()
+
+    def loader() -> Iterator[torch.Tensor]:
+        while True:
+            yield from memory.take(1)
+
+    batches = itertools.cycle(loader())
+    holder = only(named(lambda _: next(batches), memory, every=3))
+    assert holder.title.startswith("`batches`, a cycle in `test_a_cycle_over")
+    assert "`while True: yield from loader`" in (holder.remedy or "")
 
 
 def test_layers_that_are_unfrozen_one_after_the_other_are_what_grows_and_have_a_limit() -> None:
