@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from memlog._internal.credential_scope import CredentialScope
 from memlog.events import Status
@@ -21,6 +22,14 @@ class _Seen(threading.local):
     run: TrackerRun | None = None
 
 
+def _run_of_main_thread() -> Any:
+    known = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_run_stack", None)
+    if known is None or threading.current_thread() is threading.main_thread():
+        return None
+    runs = known.get_all_thread_values().get(threading.main_thread().ident)
+    return runs[-1] if runs else None
+
+
 class MlflowBackend:
     """Backend that finds the user's MLflow run and gathers the settings that a client needs to connect."""
 
@@ -33,13 +42,17 @@ class MlflowBackend:
         self._seen = _Seen()
 
     def active_run(self) -> TrackerRun | None:
-        """Return the run that the user has open on this thread.
+        """Return the run that the user has open on this thread, or else on the main thread.
 
         The result is ``None`` if no run is open, or if mlflow is not imported. Errors that mlflow raises are
         not caught.
         """
         mlflow = _imported_mlflow()
-        if mlflow is None or (run := mlflow.active_run()) is None:
+        if mlflow is None:
+            return None
+        # Threads that train inside a run of the main thread, such as workers of A3C, have none of their own.
+        run = mlflow.active_run() or _run_of_main_thread()
+        if run is None:
             return None
         run_id: str = run.info.run_id
         seen = self._seen.run

@@ -114,6 +114,18 @@ def test_a_thread_far_behind_repeats_no_steps(counter: Counter) -> None:
     assert counter.counted == 120
 
 
+def test_the_main_thread_leads_also_if_another_one_stepped_first(counter: Counter) -> None:
+    helper = Thread()
+    helper.step(2)
+    main = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    for _ in range(25):
+        main.step()
+        main.step()
+        helper.step()
+    helper.end()
+    assert 50 <= counter.counted <= 52
+
+
 def test_threads_one_after_the_other_count_all_steps(counter: Counter) -> None:
     for _ in range(3):
         thread = Thread()
