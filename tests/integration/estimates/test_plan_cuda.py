@@ -1,0 +1,94 @@
+"""Plans, applied by hand to real trainings: the peak that PyTorch's allocator then counts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from support.models import GPT, UNet
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import memlog
+from memlog.estimates.plan import FittingPlan
+
+pytestmark = pytest.mark.cuda
+BATCH = 16
+
+
+class Job(NamedTuple):
+    model: Callable[[], nn.Module]
+    inputs: Callable[[int], Tensor]
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        model(self.inputs(batch)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def changed(self, plan: FittingPlan) -> Callable[[], None]:
+        """Return the step with a plan's changes, as its code makes them."""
+        model = self.model().to("cuda")
+        for path in plan.checkpointed:
+            module = model.get_submodule(path)
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        options = {"foreach": False} if plan.one_by_one else {}
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+
+        def step() -> None:
+            for _ in range(plan.parts):
+                inputs = self.inputs(BATCH // plan.parts)
+                with (
+                    torch.autocast("cuda", dtype=torch.bfloat16, enabled=plan.autocast),
+                    torch.autograd.graph.save_on_cpu(pin_memory=True)
+                    if plan.on_host
+                    else nullcontext(),
+                ):
+                    loss = model(inputs).square().mean()
+                (loss / plan.parts).backward()
+                del inputs, loss
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+
+JOBS = {
+    "GPT": Job(
+        lambda: GPT(width=256, blocks=3),
+        lambda batch: torch.randint(40, (batch, 64), device="cuda"),
+    ),
+    "UNet": Job(UNet, lambda batch: torch.randn(batch, 2, 64, 64, device="cuda")),
+    "layers": Job(
+        lambda: nn.Sequential(
+            *(nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(6)),
+        ),
+        lambda batch: torch.randn(64 * batch, 512, device="cuda"),
+    ),
+}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.05])
+@pytest.mark.parametrize("name", JOBS)
+def test_a_plan_that_is_applied_fits_and_takes_what_it_says(name: str, share: float) -> None:
+    """``share``: how much of what all changes together save may stay."""
+    job = JOBS[name]
+    whole = memlog.estimate(job.step, model=job.model, optimizer=torch.optim.AdamW, batch=BATCH)
+    least = whole.plan("1 MiB").steps[-1].needed
+    plan = whole.plan(f"{(least + share * (whole.needed - least)) // 1024} KiB")
+    assert plan.fits
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    assert not torch.cuda.memory_allocated()
+    step = job.changed(plan)
+    for _ in range(3):
+        step()
+    assert torch.cuda.max_memory_allocated() == pytest.approx(plan.steps[-1].peak, rel=0.01)
+    context = sum(each.high for each in whole.besides)
+    assert torch.cuda.max_memory_reserved() <= 1.02 * (plan.memory - context)
