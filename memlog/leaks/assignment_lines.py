@@ -91,9 +91,9 @@ def limiting_line(file: str, name: str, line: int) -> int | None:
 
     ``line`` is that of a statement that adds to it. In the function around this statement, a limit is a
     comparison of the length that decides whether to add, something that removes elements, or a statement that
-    makes ``name`` anew, if it is in a loop around the statement, or the function is called in a loop. In the
-    other methods of a class, only those named ``on_…`` count, which a trainer calls, such as
-    ``on_validation_epoch_end``. ``None``: there is none. Whether it works is unknown.
+    makes ``name`` anew, if it is in a loop around the statement, or the function is called in a loop. Of the
+    other methods of a class, those count that the file calls in a loop, such as ``end_epoch``, or that are
+    named ``on_…``, which a trainer calls. ``None``: there is none. Whether it works is unknown.
     """
     nodes = list(_nodes(file, name))
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS) and _covers(node, line)]
@@ -112,7 +112,12 @@ def limiting_line(file: str, name: str, line: int) -> int | None:
     methods = (
         node for owner in classes[-1:] for node in owner.body if isinstance(node, _FUNCTIONS)
     )
-    called = (node for method in methods if _CALLED.match(method.name) for node in ast.walk(method))
+    called = (
+        node
+        for method in methods
+        if _CALLED.match(method.name) or _is_called_in_a_loop(method, nodes)
+        for node in ast.walk(method)
+    )
     return next(
         (
             getattr(node, "lineno", None)

@@ -43,11 +43,15 @@ def holder_of(held: Held, steps: int) -> Holder:
     where = None if added is None else assignment_lines.shown(added[0], added[1].line)
     where = where or (made.partition(" ")[0].rstrip(":") if made else None)
     where = where or (None if held.owner is None else cached_at(held.owner))
-    limited = limited_at(held.owner, added) if held.growth is not None else None
+    has_container = held.owner is not None and held.owner.container is not None
+    limited = limited_at(held.owner, added) if has_container else None
     left = _bytes_left(held, steps)
-    if left is None and limited is not None and held.growth is not None:
-        length = filled(held.growth.container, held.growth.base)
-        left = FILLS * length * held.bytes_per_step * steps / held.growth.gained
+    if left is None and limited is not None:
+        left = FILLS * held.bytes_per_step * steps
+        if (
+            held.growth is not None
+        ):  # otherwise it was empty before, such as a list at an epoch's begin
+            left *= filled(held.growth.container, held.growth.base) / held.growth.gained
     subject = _subject(held, kind, where, function_elsewhere(held.owner, added), steps)
     title = " ".join(one for one in (subject, _kept(held, kind)) if one)
     return Holder(

@@ -107,3 +107,30 @@ for step in range(STEPS):
     top = search_in(script, tmp_path, "evaluates", rate=3000.0)[0]
     assert top.kind == "kept_graph"
     assert " at one of 4 steps, mostly" in top.title
+
+
+def test_a_list_that_is_empty_when_the_search_begins_has_its_limit_too(tmp_path):
+    script = f"""{BEGIN}
+class Trainer:
+    def __init__(self):
+        self.outputs = []
+
+    def step(self):
+        out = model(batch())
+        out.square().mean().backward()
+        finish_step()
+        self.outputs.append((out.detach(), 1))
+
+    def end_epoch(self):
+        self.outputs.clear()
+
+trainer = Trainer()
+for steps in (5, STEPS - 5):
+    for _ in range(steps):
+        trainer.step()
+    trainer.end_epoch()
+"""
+    top = search_in(script, tmp_path, "epochs", rate=3000.0)[0]
+    assert "self.outputs" in top.title
+    assert top.bytes_left is not None
+    assert "limit in the program (epochs.py:" in top.evidence[-1]

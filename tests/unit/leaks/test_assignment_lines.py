@@ -153,6 +153,11 @@ def limited_line(tmp_path: Path, text: str) -> int | None:
             "class A:\n  def f(self):\n    self.kept.append(1)\n  def on_end(self):\n    self.kept.clear()",
             5,
         ),
+        (
+            "class A:\n  def f(self):\n    self.kept.append(1)\n  def end_epoch(self):\n    self.kept.clear()"
+            "\nfor epoch in e:\n    a.end_epoch()",
+            5,
+        ),
         ("def f():\n    heappush(kept, x)\n    if n > 3:\n        heapq.heappop(kept)", 4),
         ("for epoch in e:\n    kept = []\n    for x in data:\n        kept.append(x)", 2),
     ],
@@ -165,6 +170,7 @@ def test_a_limit_is_found(tmp_path: Path, text: str, line: int) -> None:
     "text",
     [
         "def f():\n    kept = []\n    for x in data:\n        kept.append(x)",
+        "class A:\n  def f(self):\n    self.kept.append(1)\n  def reset(self):\n    self.kept.clear()",
         "def f():\n    kept.append(x)\n    if len(kept) > 100:\n        print(mean(kept[-100:]))",
         "def f():\n    kept.append(x)\n    if len(kept) < 2:\n        return None",
         "def f():\n    if len(kept) > 0:\n        kept.append(x)",
