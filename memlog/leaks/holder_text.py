@@ -22,6 +22,9 @@ from memlog.leaks.program_files import program_files
 
 ALSO: Final = 0.2
 """If at least this part of the bytes stays after ``.detach()``, the remedy tells what to do about it."""
+FOR_TRACEBACK: Final = (
+    "Keep `str(error)` in place of the exception, whose traceback keeps variables."
+)
 FOR_LIMIT: Final = "Lower its limit, or keep smaller elements, or keep them on disk."
 FOR_VIEWS: Final = "Keep copies (`.clone()`): views of a larger tensor keep all of it."
 FILLS: Final = 3.0
@@ -341,6 +344,8 @@ def _remedy(held: Held, kind: HolderKind, value: str) -> str | None:
     of_owner = None
     if held.owner is not None and kind in ("kept_tensors", "growing_container"):
         of_owner = remedy_for_owner(held.owner)
+    if of_owner is None and kind == "kept_tensors" and _has_traceback(held):
+        return FOR_TRACEBACK
     if of_owner is None and kind == "kept_tensors" and held.are_views:
         return FOR_VIEWS
     return of_owner or REMEDIES.get(kind)

@@ -14,6 +14,7 @@ from memlog.leaks.holder_text import (
     ALSO,
     FILLS,
     FOR_LIMIT,
+    FOR_TRACEBACK,
     FOR_VIEWS,
     GRAPH_OF_STEP,
     REMEDIES,
@@ -70,22 +71,24 @@ def holder_of_growth(grower: Grower) -> Holder:
 
 
 def _remedy(kind: HolderKind, grower: Grower, owner: Owner, value: str) -> str | None:
-    if kind in ("kept_tensors", "growing_container") and (known := remedy_for_owner(owner)):
-        return known
-    if kind == "kept_tensors" and grower.are_views:
-        return FOR_VIEWS
-    if grower.slots and kind in ("kept_tensors", "growing_container"):
-        return FOR_LIMIT
-    if kind != "kept_graph":
-        return REMEDIES.get(kind)
-    remedy = _KEPT_GRAPH
-    if _is_tensor(grower):
-        newest = newest_of(grower.chain.objects[-1])
-        remedy = without_graph(value, is_scalar=is_scalar(newest))
-    own = grower.bytes_gained - grower.graph
-    if own >= ALSO * grower.bytes_gained:
-        return f"{remedy} {also_tensors(own / grower.steps)}"
-    return remedy
+    newest = newest_of(grower.chain.objects[-1])
+    if kind == "kept_graph":
+        remedy = _KEPT_GRAPH
+        if _is_tensor(grower):
+            remedy = without_graph(value, is_scalar=is_scalar(newest))
+        own = grower.bytes_gained - grower.graph
+        if own >= ALSO * grower.bytes_gained:
+            return f"{remedy} {also_tensors(own / grower.steps)}"
+        return remedy
+    found = None
+    if kind in ("kept_tensors", "growing_container"):
+        parts = newest if type(newest) is tuple else (newest,)
+        has_error = any(is_kind(one, BaseException) for one in parts)
+        special = {FOR_TRACEBACK: has_error, FOR_VIEWS: grower.are_views, FOR_LIMIT: grower.slots}
+        found = remedy_for_owner(owner) or next(
+            (one for one, is_so in special.items() if is_so), None
+        )
+    return found or REMEDIES.get(kind)
 
 
 def _kind(grower: Grower) -> HolderKind:
