@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,8 @@ from memlog.errors import ConfigurationError
 if TYPE_CHECKING:
     from memlog.estimates.changes import StepChanges
     from memlog.estimates.estimate import Estimate
+
+    _Ask: TypeAlias = Callable[[StepChanges], Estimate | None]
 
 _PER_DOUBLING: Final = 0.02
 """Cost of twice as many parts of the batch, as a fraction of the step's time. The other costs are alike.
@@ -88,7 +90,9 @@ class FittingPlan(msgspec.Struct, frozen=True):
             yield "It does not fit with all these changes: use several devices, or a smaller model."
         if self.operations:
             yield f"The step computes {self.operations:.0%} more."
-        if self.parts > 1 or self.checkpointed:
+        if self.autocast:
+            yield "Forward and loss have the precision of bfloat16."
+        elif self.parts > 1 or self.checkpointed:
             yield "The training stays the same, except for batch norms."
 
 
@@ -111,8 +115,15 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
     """
     from memlog.estimates.changes import NO_CHANGES, StepChanges  # noqa: PLC0415 - needs torch
 
-    ask = functools.cache(estimated)
-    base = ask(NO_CHANGES)
+    base = estimated(NO_CHANGES)
+
+    @functools.cache
+    def ask(changes: StepChanges) -> Estimate | None:
+        try:
+            return base if changes == NO_CHANGES else estimated(changes)
+        except ConfigurationError:
+            return None  # such as checkpointing of modules that can't run twice
+
     batch = base.batch or 1
     several = [one for one in range(1, batch + 1) if batch % one == 0]
     modules = next((hint.modules for hint in base.advice.hints if hint.modules), ())
@@ -135,9 +146,10 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
         found = _fewest(ask, kind, cheaper, memory)
         if found is not None:
             best = found
-        elif cheaper == several:
+        elif cheaper == several and ask(replace(kind, parts=several[-1])) is not None:
             failed.append(kind)
-    chosen = best or replace(strongest, parts=several[-1])
+    chosen = best or replace(max(failed, key=cost), parts=several[-1])
+    last = ask(chosen) or base
     return FittingPlan(
         memory,
         best is not None,
@@ -146,9 +158,9 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
         chosen.autocast,
         chosen.one_by_one,
         chosen.on_host,
-        tuple(_steps(ask, chosen, memory)),
+        tuple(_steps(ask, base, chosen, memory)),
         _more_operations(estimated, chosen),
-        ask(chosen).without,
+        last.without,
         _code(chosen) if best is not None else "",
     )
 
@@ -182,36 +194,34 @@ def _is_part(kind: StepChanges, of: StepChanges) -> bool:
     )
 
 
-def _fewest(
-    ask: Callable[[StepChanges], Estimate], kind: StepChanges, parts: Sequence[int], memory: int
-) -> StepChanges | None:
+def _fewest(ask: _Ask, kind: StepChanges, parts: Sequence[int], memory: int) -> StepChanges | None:
     """Return the changes with the fewest parts of the batch that fit; ``None`` if even the most do not."""
+
+    def fits(at: int) -> bool:
+        found = ask(replace(kind, parts=parts[at]))
+        return found is not None and found.fits(memory)
+
     low, high = 0, len(parts) - 1
-    if high < 0 or not ask(replace(kind, parts=parts[high])).fits(memory):
+    if high < 0 or not fits(high):
         return None
     while low < high:
         middle = (low + high) // 2
-        if ask(replace(kind, parts=parts[middle])).fits(memory):
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
     return replace(kind, parts=parts[high])
 
 
-def _steps(
-    ask: Callable[[StepChanges], Estimate], chosen: StepChanges, memory: int
-) -> Iterator[PlanStep]:
+def _steps(ask: _Ask, base: Estimate, chosen: StepChanges, memory: int) -> Iterator[PlanStep]:
+    yield _step("as it is" if base.batch is None else f"a batch of {base.batch:,}", base, memory)
     made = replace(
         chosen, parts=1, checkpointed=(), autocast=False, one_by_one=False, on_host=False
     )
-    batch = ask(made).batch
-    yield _step("as it is" if batch is None else f"a batch of {batch:,}", ask(made), memory)
-    names = ("one_by_one", "parts", "autocast", "checkpointed", "on_host")
-    for name in names:
+    for name in ("one_by_one", "parts", "autocast", "checkpointed", "on_host"):
         value = getattr(chosen, name)
         if value != getattr(made, name):
             made = replace(made, **{name: value})
-            yield _step(f"+ {_told(name, chosen, batch or 1)}", ask(made), memory)
+            found = ask(made)
+            if found is not None:
+                yield _step(f"+ {_told(name, chosen, base.batch or 1)}", found, memory)
 
 
 def _step(change: str, found: Estimate, memory: int) -> PlanStep:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memlog
 from memlog.cli.main import cli
+from memlog.errors import ConfigurationError
 from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import estimate_made_by
 from memlog.estimates.plan import plan
@@ -135,6 +136,19 @@ def test_a_batch_that_cannot_be_divided_is_checkpointed_or_computed_in_bfloat16(
     assert "module.forward = partial(checkpoint, module.forward" in found.code
     assert len(asked) < 20
     assert whole.plan(whole.needed + 2**20).steps[0].change == "as it is"
+
+
+def test_changes_that_a_model_cannot_make_are_left_out() -> None:
+    def ask(changes: StepChanges) -> memlog.Estimate:
+        if changes.checkpointed:
+            raise ConfigurationError("these modules can't run twice")
+        return estimate_made_by(lambda: job(BATCH // changes.parts), changes=changes)
+
+    found = plan(ask, 100 * 2**20)
+    assert not found.fits
+    assert not found.checkpointed
+    of_autocast = ask(StepChanges(autocast=True))
+    assert plan(ask, of_autocast.needed + 2**20).fits
 
 
 def test_what_cannot_fit_is_told_with_all_changes(whole: memlog.Estimate) -> None:

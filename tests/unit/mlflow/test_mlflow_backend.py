@@ -75,7 +75,9 @@ def test_a_half_imported_mlflow_has_no_run(
     assert backend.connection().uri is None
 
 
-def test_the_innermost_run_of_this_thread_is_found(database: str) -> None:
+def test_the_innermost_run_of_this_thread_or_else_of_the_main_thread_is_found(
+    database: str,
+) -> None:
     finder, link = MlflowBackend(), f"mlflow ui --backend-store-uri {database}"
     assert finder.active_run() is None
     with mlflow.start_run(run_name="outer") as outer:
@@ -85,10 +87,18 @@ def test_the_innermost_run_of_this_thread_is_found(database: str) -> None:
             assert finder.active_run() == TrackerRun(inner.info.run_id, database, "inner", link)
         assert finder.active_run() == found
         seen: list[TrackerRun | None] = []
-        thread = threading.Thread(target=lambda: seen.append(finder.active_run()))
+
+        def work() -> None:
+            seen.append(finder.active_run())
+            with mlflow.start_run(run_name="of the thread"):
+                seen.append(finder.active_run())
+
+        thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        assert seen == [None]
+        assert seen[0] == found
+        assert seen[1] is not None
+        assert seen[1].name == "of the thread"
     assert finder.active_run() is None
 
 
