@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,13 @@ NO_CHANGES = StepChanges()
 
 @contextmanager
 def _counting(operations: list[int]) -> Iterator[None]:
+    # Without triton, this module warns when it is loaded that triton's kernels don't count.
+    log = logging.getLogger("torch.utils.flop_counter")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - rarely needed
+
+    log.setLevel(before)
     with FlopCounterMode(display=False) as counter:
         yield
     operations.append(counter.get_total_flops())
