@@ -62,6 +62,12 @@ def _has_not_trained() -> bool:
     return not _has_built_graphs()
 
 
+def _has_loaders_workers() -> bool:
+    """Return True if a DataLoader has had worker processes, as in a program that only evaluates a model."""
+    module = sys.modules.get("torch.utils.data._utils.signal_handling")
+    return getattr(module, "_SIGCHLD_handler_set", False)
+
+
 def _has_built_graphs() -> bool:
     """Return True if this thread has built autograd graphs."""
     next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
@@ -225,8 +231,8 @@ class BatchRecorder:
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
             children = child_processes() or _other_programs()
-            # If this process has computed gradients, they are probably a DataLoader's workers.
-            if children and not _has_built_graphs():
+            # If this process has computed gradients, they are probably a DataLoader's workers, too.
+            if children and not _has_built_graphs() and not _has_loaders_workers():
                 if list_runs(run.path.parent)[-1].id != run.id:
                     return  # a child process has begun a run of its own
                 message = (

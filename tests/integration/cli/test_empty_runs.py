@@ -74,6 +74,19 @@ for (x,) in torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_con
     assert "child" not in line
 
 
+def test_a_program_that_evaluates_with_a_data_loaders_workers_gets_no_hint(tmp_path: Path) -> None:
+    loop = """
+import torch
+
+model = torch.nn.Linear(3, 1)
+data = torch.utils.data.TensorDataset(torch.ones(8, 3))
+with torch.no_grad():
+    for (x,) in torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork"):
+        model(x)
+"""
+    assert ran(tmp_path, INIT + loop) == []
+
+
 def test_a_process_with_child_processes_is_told_that_they_are_not_recorded(tmp_path: Path) -> None:
     children = """
 import multiprocessing
