@@ -57,10 +57,13 @@ _HEADER = lazy_pattern(
     re.IGNORECASE,
 )
 _USER = lazy_pattern(r"(?<![\w/@.-])[\w.+-]{1,64}:[^\s@/:'\"]{4,256}@(?!sha\d)(?=[a-zA-Z0-9])")
-# The forms of tokens of well-known services, as these write them, and of services for machine learning.
-# Where a name could begin in the same way, a token has a digit, a lower-case and an upper-case letter, or it
-# is too long for a word.
-_MIXED = r"(?:(?=[\w-]{0,99}\d)(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}[A-Z])|(?=[A-Za-z0-9]{24}))"
+# The forms of tokens of well-known services, as these write them, and of services for machine learning. Where
+# a name could begin in the same way, such as `hf_Llama3_8B_lora`, a token has 10 letters and digits in a row:
+# a digit, a lower-case and an upper-case letter are among them, or there are 24.
+_RUN = r"[A-Za-z0-9]{0,99}"
+_MIXED = (
+    rf"(?=[A-Za-z0-9]{{10}})(?:(?={_RUN}\d)(?={_RUN}[a-z])(?={_RUN}[A-Z])|(?=[A-Za-z0-9]{{24}}))"
+)
 _TOKEN = lazy_pattern(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:A3T[A-Z0-9]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}"
@@ -70,13 +73,15 @@ _TOKEN = lazy_pattern(
     rf"|(?:hf|api_org|r8|gsk|wandb_v1|tvly|pcsk|lsv2_[ps][kt]|dckr_pat|jina|fw|lin_api|KGAT|e2b)[_-]"
     rf"{_MIXED}[A-Za-z0-9_]{{10,}}"
     rf"|(?:sk|pk|rk|nvapi|sq0csp|pplx|key|xai|csk|pa)-{_MIXED}[\w-]{{10,}}"
+    r"|(?:nvapi|pa)-(?=[\w-]{0,99}\d)[\w-]{40,}|(?:dckr_pat|pcsk|wandb_v1)_(?=[\w-]{0,99}\d)[\w-]{27,}"
+    r"|[sp]k-lf-[0-9a-f-]{36}|GOCSPX-[\w-]{20,}|glsa_\w{20,}|ntn_[A-Za-z0-9]{30,}"
     r"|hvs\.[\w-]{20,}|tskey-[\w-]{20,}"
     r"|[srp]k_(?:live|test)_\w{10,}|sk-(?:ant|proj|or)-[\w-]{10,}"
     r"|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}"
     r"|SG\.[\w-]{16,}\.[\w-]{16,}|npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}"
     r"|AIza[\w-]{35}|ya29\.[\w-]{20,}|dapi[0-9a-f]{32}(?:-\d)?|dop_v1_[0-9a-f]{64}"
     r"|(?:AC|SK)[0-9a-f]{32}|\d{8,10}:AA[\w-]{33}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?|eyJ[A-Za-z0-9+/]{40,}={0,2}"
     r")"
 )
 _WEBHOOK = lazy_pattern(

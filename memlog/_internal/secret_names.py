@@ -53,6 +53,10 @@ _SECRET_AFTER = frozenset(
 )
 _NO_SECRET = lazy_pattern(r"(?i:true|false|yes|no|on|off|none|null)?$|[<\[{(]?\W*$|<.*>$|\$")
 _NUMBER = lazy_pattern(r"[-+]?[\d._,]*(?:e[-+]?\d+)?[kmbt]?$", re.IGNORECASE)
+_SHORT_NUMBER = lazy_pattern(r"\d{1,3}$")
+_OF_DATA = lazy_pattern(r"(?:keys?|signature)\W*$", re.IGNORECASE)
+"""Names that often are those of columns and metrics, as in ``data.key=text``."""
+_NAME = lazy_pattern(r"[a-z]{1,20}(?:[_./][a-z]{1,20}){0,5}$")
 _WORDS = lazy_pattern(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[-_ ./:](?=[a-zA-Z])|$))+")
 _ONE_WORD = lazy_pattern(r"(?:[A-Z]?[a-z]+|[A-Z]+)$")
 _OPAQUE = lazy_pattern(r"\d[a-zA-Z]|[a-z]\d?[A-Z]")
@@ -104,6 +108,10 @@ def is_secret_option(name: str, value: str) -> bool:
     """
     found = secrecy(name)
     if not found or _NO_SECRET.match(value):
+        return False
+    if found == LIKELY and (
+        _SHORT_NUMBER.match(value) or (_OF_DATA.search(name) and _NAME.match(value))
+    ):
         return False
     is_count = name.rstrip("\"'").lower().endswith("s") and _NUMBER.match(value)
     return not (is_count and not _CERTAIN.search(name.lower()))

@@ -21,10 +21,10 @@ class TrainingThreads:
     """Threads that step optimizers. One leads: its steps are the session's steps.
 
     Each thread has a clock of its own, so optimizers of different threads do not mix. Another thread takes
-    the lead if the leading thread has ended, if its optimizer is deleted, or if it is inactive. So does the
-    main thread: what a helper thread trains beside it is not the program's training. If both have trained at
-    the same time, the other thread takes the lead only with a step that the leading thread has not reached.
-    So four threads with 300 steps each make 300 steps.
+    the lead if the leading thread has ended, if its optimizer is deleted, or if it is inactive. The main
+    thread takes the lead in any case, and keeps it: what a helper thread trains beside it is not the
+    program's training. If both have trained at the same time, the other thread takes the lead only with a
+    step that the leading thread has not reached. So four threads with 300 steps each make 300 steps.
 
     Args:
         leading: Clock of the leading thread. If another thread takes the lead, this object gets the state of
@@ -75,8 +75,10 @@ class TrainingThreads:
         other.count(leading.total)
         is_parallel = leading.total > other.first_total
         may_lead = not is_parallel or other.total > leading.total
-        gives_way = leading.has_ended or other.is_alone or other.identity.is_main
-        may_lead = may_lead and gives_way
+        # The main thread can evaluate for minutes. If it has not stepped since the other one began, it waits.
+        pauses = is_parallel and leading.thread is not None and leading.thread.is_main
+        is_left = leading.has_ended or (other.is_alone and not pauses)
+        may_lead = may_lead and (is_left or other.identity.is_main)
         # If the lock is taken, the leading thread is within a step.
         if not may_lead or not lock.acquire(blocking=False):
             self.on_other_step()

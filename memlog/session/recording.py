@@ -205,7 +205,7 @@ class Recording(RecordingParts):
         self.runs.note_names()
         if self.batches.last_step is not None:
             self.runs.note_last_step(self.batches.last_step)
-        health = self._publish_summary(status)
+        health = self._publish_summary(is_orderly=status == "finished" and error is None)
         end = End(now_us(), status, reason_of(status, error))
         self._bus.publish(end)
         if self._rank.may_deliver:
@@ -233,8 +233,11 @@ class Recording(RecordingParts):
             self._delivery.send_end(End(now_us(), status), _empty_health(), 0)
         self._delivery.print_undelivered("at work", 0.1)
 
-    def _publish_summary(self, status: Status) -> Health:
-        """Publish memlog's own cost and errors, and print the messages about the whole run."""
+    def _publish_summary(self, *, is_orderly: bool) -> Health:
+        """Publish memlog's own cost and errors, and print the messages about the whole run.
+
+        ``is_orderly`` is False if the run failed, or an exception is being raised.
+        """
         health = _empty_health()
         with self._diagnostics.contained("publishing the run's health"):
             self._helper.look_at_last()
@@ -242,7 +245,7 @@ class Recording(RecordingParts):
             if self._settings.alerts:
                 unjudged = self._requests.print_unjudged_rules(self._helper.is_away)
             health = self.batches.health.publish(self.batches.last_step, unjudged)
-            if status == "finished" and not self._published:
+            if is_orderly and not self._published:
                 self.batches.warn_if_no_steps(self.run)
         return health
 

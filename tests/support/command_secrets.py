@@ -13,6 +13,7 @@ SECRETS = [
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
 ]
 ORDINARY = [
+    *("--key loss", "data.key=text", "--keys image label", "--signature default", "--pat 5"),
     *("--max-tokens 512", "--tokenizer gpt2", "--token-dropout 0.1", "pad_token=<pad>"),
     *("--num_secrets 3", "num_secrets=3", "--tokens 512", "--tokens=1e9", "--key-file keys.txt"),
     *("--image-key jpg", "--sort-key=loss", "--passes 3", "--train-tokens 10B", "--auth true"),
@@ -80,6 +81,10 @@ TOKENS = {
     "lsv2_pt_": (HEX, 32),
     "key-": (HEX, 32),
     "KGAT_": (HEX, 32),
+    "GOCSPX-": (string.ascii_letters, 28),
+    "glsa_": (string.ascii_letters, 32),
+    "ntn_": (LOWER, 46),
+    "eyJ": (string.ascii_letters, 90),
     "e2b_": (HEX, 40),
     "wandb.login('": ("0" + HEX, 40),
     "glpat-": (LOWER + "-_", 20),

@@ -31,7 +31,15 @@ def test_tokens_of_services_are_known_by_their_beginning_and_length() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["hf_transformers_model", "key-value-store-things", "pa-attention-block", "fw_graph_module"],
+    [
+        "hf_transformers_model",
+        "key-value-store-things",
+        "pa-attention-block",
+        "fw_graph_module",
+        "hf_Llama3_8B_lora_r16",
+        "sk-GPT2_small_v3",
+        "key-value-Store-V2",
+    ],
 )
 def test_names_that_begin_like_a_token_stay(name: str) -> None:
     assert without_credentials(f"loading {name} now") == f"loading {name} now"

@@ -126,6 +126,20 @@ def test_the_main_thread_leads_also_if_another_one_stepped_first(counter: Counte
     assert 50 <= counter.counted <= 52
 
 
+def test_the_main_thread_keeps_the_lead_while_it_evaluates(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_threads, "INACTIVE_SECONDS", 0.0)
+    helper, main = Thread(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    main.step()
+    helper.step()
+    for _ in range(9):
+        main.step()
+        helper.step(50)
+    helper.end()
+    assert counter.counted == 10
+
+
 def test_threads_one_after_the_other_count_all_steps(counter: Counter) -> None:
     for _ in range(3):
         thread = Thread()
