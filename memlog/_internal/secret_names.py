@@ -150,11 +150,7 @@ def is_secret_variable(name: str, value: str) -> bool:
     if _NO_SECRET.match(value) or (_NUMBER.match(value) and len(value) < 2 * _SHORTEST):
         return False
     is_word = len(value) < 2 * _SHORTEST and _ONE_WORD.match(value)
-    if (
-        is_word
-        or (found != CERTAIN and _ONE_WORD.match(value))
-        or (found != CERTAIN and _WORDS.match(value))
-    ):
+    if is_word or (found != CERTAIN and _WORDS.match(value)):
         return False
     is_path = value[0] in "/~." or value[1:3] in (":\\", ":/")
     if is_path and not re.fullmatch(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/=]{30,}", value):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -45,10 +46,10 @@ class StepChanges:
             modules = {} if model is None else dict(model.named_modules())
             for module in map(modules.__getitem__, self.checkpointed):
                 forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
-                stack.enter_context(_set(module, "forward", forward))
+                stack.enter_context(patch.object(module, "forward", forward))
             for optimizer in optimizers if self.one_by_one else ():
                 for group in optimizer.param_groups:
-                    stack.enter_context(_item(group, "foreach", False))
+                    stack.enter_context(patch.dict(group, {"foreach": False}))
             yield functools.partial(self._run, step, model, optimizers)
 
     def _run(
@@ -86,24 +87,6 @@ def _counting(operations: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _set(one: Any, name: str, value: object) -> Iterator[None]:
-    """Set an attribute of one object inside the block."""
-    with _item(vars(one), name, value):
-        yield
-
-
-@contextmanager
-def _item(values: dict[str, Any], name: str, value: object) -> Iterator[None]:
-    before = {name: values[name]} if name in values else {}
-    values[name] = value
-    try:
-        yield
-    finally:
-        del values[name]
-        values.update(before)
-
-
-@contextmanager
 def _in_bfloat16() -> Iterator[None]:
     """Let operations run under autocast, as if the context ended before each backward pass."""
     backward = torch.autograd.backward
@@ -117,12 +100,8 @@ def _in_bfloat16() -> Iterator[None]:
         finally:
             autocast.__enter__()
 
-    torch.autograd.backward = without
-    try:
-        with autocast:
-            yield
-    finally:
-        torch.autograd.backward = backward
+    with patch.object(torch.autograd, "backward", without), autocast:
+        yield
 
 
 @contextmanager
@@ -147,9 +126,11 @@ def _in_part(
 
     with ExitStack() as stack:
         for optimizer in optimizers:
-            stack.enter_context(_set(optimizer, "step", functools.partial(steps, optimizer.step)))
+            stack.enter_context(
+                patch.object(optimizer, "step", functools.partial(steps, optimizer.step))
+            )
         owners: list[Any] = [*optimizers, *([] if model is None else [model])]
         for owner in owners:
             clear = functools.partial(clears, owner.zero_grad)
-            stack.enter_context(_set(owner, "zero_grad", clear))
+            stack.enter_context(patch.object(owner, "zero_grad", clear))
         yield

@@ -16,9 +16,9 @@ import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.errors import ConfigurationError
+from memlog.estimates.changes import NO_CHANGES, StepChanges
 
 if TYPE_CHECKING:
-    from memlog.estimates.changes import StepChanges
     from memlog.estimates.estimate import Estimate
 
     _Ask: TypeAlias = Callable[[StepChanges], Estimate | None]
@@ -113,8 +113,6 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
 
     ``estimated`` returns the estimate of the step with changes. If its batch is known, ``parts`` divides it.
     """
-    from memlog.estimates.changes import NO_CHANGES, StepChanges  # noqa: PLC0415 - needs torch
-
     base = estimated(NO_CHANGES)
 
     @functools.cache
