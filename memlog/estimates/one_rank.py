@@ -19,8 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
@@ -30,23 +28,13 @@ from torch.utils._pytree import tree_leaves
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
-from memlog.trace.encoding import COMMUNICATION, UNSHARDED
-from memlog.tracer.engines.cpu import live_storages, op_workspace
+from memlog.tracer.engines.cpu import op_workspace
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""
 
 _COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 """Namespaces of operations that allocate nothing inside themselves on a CUDA device, as measured there."""
-_CATEGORIES: Final = (
-    (FSDPParam, "init_all_gather_outputs", UNSHARDED),
-    (FSDPParam, "alloc_all_gather_outputs", UNSHARDED),
-    (_fsdp_param_group, "foreach_all_gather", COMMUNICATION),
-    (_fsdp_param_group, "foreach_reduce", COMMUNICATION),
-    (DistributedDataParallel, "__init__", COMMUNICATION),
-    (DistributedDataParallel, "_pre_forward", COMMUNICATION),
-)
-"""Functions of torch, each with its owner and the category of what it allocates."""
 _USE_DEVICES: Final = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives",
@@ -93,9 +81,6 @@ def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
             undo.enter_context(
                 patch.object(DeviceMesh, name, _within(_real_tensors, getattr(DeviceMesh, name)))
             )
-        for owner, name, category in _CATEGORIES:
-            own = _within(functools.partial(live_storages.made_as, category), getattr(owner, name))
-            undo.enter_context(patch.object(owner, name, own))
         handle = _get_device_handle
         device = _Device(ranks, mode.places)
         for name in _USE_DEVICES:

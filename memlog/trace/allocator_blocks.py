@@ -6,16 +6,21 @@ from typing import Any, NamedTuple
 
 
 class LiveBlock(NamedTuple):
-    """A block in use: its size in bytes, and True if the block is in a private pool."""
+    """A block in use: its bytes, the bytes requested for it, and True if the block is in a private pool."""
 
     size: int
+    requested: int
     private: bool
 
 
 def live_blocks(snapshot: Any, device: int) -> dict[int, LiveBlock]:
     """Return the blocks in use of one device, by address. ``device``: Index of the device."""
     return {
-        address: LiveBlock(block["size"], in_private_pool(segment.get("segment_pool_id")))
+        address: LiveBlock(
+            block["size"],
+            block.get("requested_size", block["size"]),
+            in_private_pool(segment.get("segment_pool_id")),
+        )
         for segment in snapshot.get("segments", ())
         if segment.get("device", 0) == device
         for address, block in _with_addresses(segment)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from memlog.trace.encoding import (
     BACKWARD,
     BEFORE,
     CLASSIFY,
+    COMMUNICATION,
     ENTER,
     EXIT,
     FORWARD,
@@ -67,6 +69,7 @@ class HookMark(NamedTuple):
     """Addresses of a module's inputs. In the stream of events, the inputs' serials replace the addresses (see
     ENTER in `memlog.trace.encoding`)."""
     category: int = UNDECIDED
+    """Category that a CLASSIFY mark gives to its storage, a `NO_EVENT` mark to the thread's allocations."""
     reading: tuple[int, int] | None = None
     """Allocated bytes and reserved bytes of the allocator; ``None``: not read at this mark."""
 
@@ -126,6 +129,8 @@ class HistoryJoin:
             the allocation of the storage, or if ``blocks`` has no block for it (memory of another allocator).
         blocks: Blocks in use when the trace ended, by address; empty if unknown.
         workspaces: Addresses of the workspaces in use when the trace ended.
+        buckets: Bytes of buffers for communication that may exist. An older block of such a size is one of
+            them, if its tensor is unknown.
         unsplit: Bytes that blocks have beyond their requested sizes. They belong to no layer.
         opening: Allocated bytes when the trace began; ``None``: unknown.
         started_us: Unix time in microseconds at which the trace began.
@@ -140,6 +145,7 @@ class HistoryJoin:
         first_number: int = 0,
         blocks: Mapping[int, LiveBlock] | None = None,
         workspaces: Collection[int] = (),
+        buckets: Iterable[int] = (),
         unsplit: UnsplitBytes = _ALL_SPLIT,
         opening: int | None,
         started_us: int,
@@ -150,6 +156,7 @@ class HistoryJoin:
         self._existing = list(existing)
         self._blocks = blocks or {}
         self._workspaces = workspaces
+        self._buckets = Counter(map(rounded, buckets))
         self._unsplit = unsplit
         self._opening = opening
         self._started_us = started_us
@@ -189,7 +196,8 @@ class HistoryJoin:
     def _before(self, first: Mapping[int, Any]) -> Iterator[bytes]:
         """Yield an ALLOC for each storage older than the trace that is classified or freed in the trace.
 
-        Yield one ALLOC for all other bytes of private pools, and one for all remaining bytes.
+        Yield an ALLOC for each buffer for communication that is found by its size, one for all other bytes of
+        private pools, and one for all remaining bytes.
 
         ``first``: The first entry of the history at each address.
         """
@@ -202,8 +210,13 @@ class HistoryJoin:
                 yield self._add(_end_of(address), size, OUTSIDE, BEFORE, OTHER)
                 known += size
         for address, block in self._blocks.items():
-            if block.private and address not in first and address not in self._live:
+            if address in first or address in self._live:
+                continue
+            if block.private:
                 pools += block.size
+            elif self._is_bucket(size := rounded(block.requested)):
+                yield self._add(address, size, OUTSIDE, BEFORE, COMMUNICATION)
+                known += size
         if pools:
             yield self._add(_NO_ADDRESS, pools, OUTSIDE, BEFORE, PRIVATE_POOL)
         others = (self._opening or 0) - known - pools
@@ -237,9 +250,16 @@ class HistoryJoin:
                 found[storage.address] = self._in_pool(storage._replace(size=size), entry)
         for address, entry in first.items():
             if entry["action"] != "alloc" and address not in found:
-                freed = ExistingStorage(address, rounded(entry["size"]), OUTSIDE, OTHER)
+                size = rounded(entry["size"])
+                category = COMMUNICATION if self._is_bucket(size) else OTHER
+                freed = ExistingStorage(address, size, OUTSIDE, category)
                 found[address] = self._in_pool(freed, entry)
         return list(found.values())
+
+    def _is_bucket(self, size: int) -> bool:
+        """Return whether an unknown storage is a buffer for communication. Each buffer is found once."""
+        self._buckets[size] -= 1
+        return self._buckets[size] >= 0
 
     def _in_pool(self, storage: ExistingStorage, entry: Any) -> ExistingStorage:
         """Put a storage of unknown category into the category of private pools if it is in such a pool."""
@@ -303,17 +323,17 @@ class HistoryJoin:
 
     def _alloc(self, entry: Any, number: int | None, *, is_workspace: bool) -> bytes:
         self._now = max(self._now, self._time_of(entry))
-        thread, (layer, phase) = 0, (OUTSIDE, FORWARD)
+        thread, (layer, phase), category = 0, (OUTSIDE, FORWARD), UNDECIDED
         if number is None:
             thread, phase = self._owner_without_mark()
         else:
             mark = self._marks[number]
             thread, (layer, phase) = mark.thread, mark.owner
+            category = mark.category if mark.kind == NO_EVENT else UNDECIDED
             if phase == BACKWARD and thread != 0 and number < self._last_forward:
                 # This mark of an autograd thread is from an earlier backward pass. Now the thread computes
                 # the gradients of the loss, before it reaches a module.
                 layer = OUTSIDE
-        category = UNDECIDED
         if is_workspace:
             layer, category = OUTSIDE, WORKSPACE
         size = rounded(entry["size"])

@@ -112,11 +112,11 @@ def test_compiled_code_that_does_not_run_leaves_a_trace_exact() -> None:
     other(BATCH).sum().backward()
     tracer = MemoryTracer()
     model = mlp()
-    calls = [vars(patch._holder)[patch._name] for patch in patches.compiled_code()]
+    calls = [vars(patch._owner)[patch._name] for patch in patches.compiled_code()]
     with tracer.trace(model):
         model(BATCH).sum().backward()
     assert calls
-    assert calls == [vars(patch._holder)[patch._name] for patch in patches.compiled_code()]
+    assert calls == [vars(patch._owner)[patch._name] for patch in patches.compiled_code()]
     assert (tracer.result.exactness, tracer.result.dropped) == ("exact", {})
 
 

@@ -99,7 +99,9 @@ class Program:
             self.marks.append(HookMark(0, ENTER, 1, FORWARD, 0))
 
     def events(self, *, blocks: bool) -> list[StreamEvent]:
-        found = {address: LiveBlock(one.size, False) for address, one in self.live.items()}
+        found = {
+            address: LiveBlock(one.size, one.size, False) for address, one in self.live.items()
+        }
         join = HistoryJoin(
             self.marks,
             self.existing,
@@ -167,7 +169,7 @@ def test_each_storage_has_the_category_that_it_was_given_while_it_lived(
 def test_memory_of_another_allocator_is_not_counted() -> None:
     marks = [HookMark(0, CLASSIFY, 1, 0, 0, address=ADDRESSES[1], size=4096, category=GRADIENT)]
     existing = [ExistingStorage(ADDRESSES[0], 4096, 1, PARAMETER)]
-    blocks = {ADDRESSES[2]: LiveBlock(512, False)}
+    blocks = {ADDRESSES[2]: LiveBlock(512, 512, False)}
     join = HistoryJoin(marks, existing, blocks=blocks, opening=512, started_us=0)
     accountant = Accountant()
     accountant.fold(b"".join(join.events([])))
@@ -182,9 +184,9 @@ def test_private_pools_are_told_from_other_memory() -> None:
     history.say("free_requested", addr=freed, size=1024, pool_id=(1, 0))
     marks = [HookMark(0, CLASSIFY, 2, 0, 0, address=gradient, size=2048, category=GRADIENT)]
     blocks = {
-        kept: LiveBlock(512, True),
-        gradient: LiveBlock(2048, True),
-        common: LiveBlock(4096, False),
+        kept: LiveBlock(512, 512, True),
+        gradient: LiveBlock(2048, 2048, True),
+        common: LiveBlock(4096, 4096, False),
     }
     join = HistoryJoin(marks, [], blocks=blocks, opening=7680, started_us=1_000_000)
     accountant = Accountant()
@@ -213,7 +215,7 @@ def test_a_workspace_counts_for_no_layer() -> None:
     join = HistoryJoin(
         marks,
         [ExistingStorage(old, 0, OUTSIDE, WORKSPACE), ExistingStorage(made, 0, OUTSIDE, WORKSPACE)],
-        blocks={address: LiveBlock(8 << 20, False) for address in (old, made)},
+        blocks={address: LiveBlock(8 << 20, 8 << 20, False) for address in (old, made)},
         workspaces={old, made},
         opening=8 << 20,
         started_us=1_000_000,

@@ -26,6 +26,7 @@ from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.operation_recorder import OperationRecorder
 from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
 from memlog.tracer.engines.cpu.untraced_derivatives import UntracedDerivatives
+from memlog.tracer.engines.wrappers import WrapperMemory
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
 from memlog.tracer.hooks.module_hooks import Hooks
@@ -64,6 +65,7 @@ class DispatchEngine:
         self._derivatives = UntracedDerivatives(
             self._mode, self._operations.add_result, diagnostics
         )
+        self._wrappers = WrapperMemory(self._live_storages.made_as)
         self._stopped = False
         self._transformed = self._precision_changed = False
         self._called_elsewhere: list[weakref.ref[Any]] = []
@@ -80,6 +82,7 @@ class DispatchEngine:
         op_workspace.update_precisions()
         self._hooks.install()
         self._patches.subscribe()
+        self._wrappers.begin()
         BACKWARD_PASSES.add(self._derivatives)
         self._mode.begin()
 
@@ -89,6 +92,7 @@ class DispatchEngine:
             self._stopped = True
             self._hooks.remove()
             self._patches.unsubscribe()
+            self._wrappers.end()
             BACKWARD_PASSES.remove(self._derivatives)
             with self._diagnostics.contained("ending a trace"):
                 if self._module_stack.thread_state() is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from memlog.trace.encoding import (
     BEFORE,
     BUFFER,
+    COMMUNICATION,
     FREE,
     GRADIENT,
     INPUT,
@@ -38,7 +39,6 @@ size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes.
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
 _stand_in: Callable[[Tensor], Tensor] | None = None
 _placement: Placement | None = None
-_made_as = UNDECIDED
 
 
 class Placement(Protocol):
@@ -88,17 +88,6 @@ def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
         _stand_in = None
 
 
-@contextmanager
-def made_as(category: int) -> Iterator[None]:
-    """Inside the block, traces put new storages into a category."""
-    global _made_as  # noqa: PLW0603 - operations are recorded without an argument for it
-    before, _made_as = _made_as, category
-    try:
-        yield
-    finally:
-        _made_as = before
-
-
 class LiveStorages:
     """Tracker of live storages. It writes the events of these storages.
 
@@ -126,6 +115,7 @@ class LiveStorages:
         self._closed = False
         self._places: dict[int, Any] = {}
         self.streams: dict[int, int] = {}
+        self._made_as = UNDECIDED
 
     def elsewhere(self) -> set[int]:
         """Return the serial numbers of storages and workspaces that are not on the traced device."""
@@ -143,6 +133,15 @@ class LiveStorages:
                 self.events.use(tracked, USES)
             tracked.serial = -1
         self._tracked.clear()
+
+    @contextmanager
+    def made_as(self, category: int) -> Iterator[None]:
+        """Inside the block, put new storages into a category."""
+        before, self._made_as = self._made_as, category
+        try:
+            yield
+        finally:
+            self._made_as = before
 
     def track(
         self, tensor: Tensor, owner: AllocationOwner, instead: TrackedStorage | None = None
@@ -240,6 +239,15 @@ class LiveStorages:
             tracked.serial = -1
         self._add(storage, owner, category, kind)
 
+    def track_changed(
+        self, tensors: Iterable[Tensor], owner: AllocationOwner, *, written: bool
+    ) -> None:
+        """Record the new sizes of storages. ``written``: True if an operation wrote to a sparse tensor."""
+        self.sparse = self.sparse or written
+        for tensor in tensors:
+            if tensor.is_cpu:
+                self.track_resized(tensor.untyped_storage(), owner)
+
     def classify(self, tensor: Tensor, layer: int, category: int, phase: int = BEFORE) -> bool:
         """Record the category of a tensor's storage; return True if the storage is newly tracked.
 
@@ -266,6 +274,19 @@ class LiveStorages:
                 tracked.category = category
                 self.events.category(tracked, layer)
         return added
+
+    def communicated(self, tensors: Iterable[Tensor]) -> None:
+        """Classify the storages that a collective reads and writes, if nobody else knows what they are.
+
+        Only storages from before the trace count, such as the buffers of DistributedDataParallel. Those that
+        are made in the trace have a layer.
+        """
+        for tensor in tensors:
+            self.track_existing(tensor)
+            tracked = self.tracked(tensor)
+            if tracked is not None and tracked.category == OTHER:
+                tracked.category = COMMUNICATION
+                self.events.category(tracked, OUTSIDE)
 
     def repeat_category(self, tensor: Tensor, layer: int) -> None:
         """Write the category of a tensor's storage again, at the current time."""
@@ -313,7 +334,7 @@ class LiveStorages:
         size = storage.nbytes()
         if not size or self._closed or not (self._fakes or has_bytes(storage)):
             return False
-        category = category or _made_as  # UNDECIDED is 0
+        category = category or self._made_as  # UNDECIDED is 0
         tracked = TrackedStorage(storage, self._on_free)
         self.serial = serial = self.serial + 1
         tracked.pointer = pointer = storage._cdata

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from memlog.tracer.engines.cpu.storage_events import AllocationOwner
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import tensors_in
 
+_COLLECTIVES: Final = "c10d"
+"""Namespace of collectives that return their arguments, although the schemas do not say so."""
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
@@ -85,6 +87,9 @@ class OperationRecorder:
         if thread_state is None:
             return
         result = kind & dispatch_mode.RESULT
+        if getattr(func, "namespace", None) == _COLLECTIVES:
+            self._live_storages.communicated(tensors_in(args))
+            result = dispatch_mode.NOTHING
         if result == dispatch_mode.DETACHED:
             self._model_tensors.add_detached(out)
             return
@@ -101,12 +106,9 @@ class OperationRecorder:
                     blocks = self._live_storages.add_workspace(sizes, owner, made, blocks)
                 made = self._track_results(func, args, out, owner, thread_state)
         elif result:
-            self._live_storages.sparse = self._live_storages.sparse or bool(
-                result & dispatch_mode.WRITTEN
+            self._live_storages.track_changed(
+                tensors_in(out), owner, written=bool(result & dispatch_mode.WRITTEN)
             )
-            for tensor in tensors_in(out):
-                if tensor.is_cpu:
-                    self._live_storages.track_resized(tensor.untyped_storage(), owner)
         self._add_kept(func, owner)
         self._live_storages.add_workspace(after, owner, made, blocks)
         self._count_unmeasured(func, kind, inside)

@@ -10,8 +10,8 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu import patches
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
-from memlog.tracer.engines.cpu.patches import FunctionPatch
 from memlog.tracer.engines.cpu.storage_events import AllocationOwner
+from memlog.tracer.hooks.function_patch import FunctionPatch
 
 
 @dataclass(eq=False)

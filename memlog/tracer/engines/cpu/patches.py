@@ -9,74 +9,12 @@ original.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import torch
 
-from memlog.tracer import torch_private
-from memlog.tracer.hooks.shared_hook import SharedHook
-
-_Listener = Callable[[Any, Any], None]
-
-
-class FunctionPatch(SharedHook[_Listener]):
-    """Patch of one torch function. After each call, every listener gets the result and the arguments.
-
-    Args:
-        holder: Class or module that has the function as an attribute.
-        name: Name of the function. Another library may replace the same function, before or after memlog.
-    """
-
-    def __init__(self, holder: Any, name: str) -> None:
-        super().__init__()
-        self._holder = holder
-        self._name = name
-        self._on = False
-        self._own = False
-        self._before: Any = None
-        self._silent = False
-
-        def call_and_notify(*args: Any, **kwargs: Any) -> Any:
-            result = self._before(*args, **kwargs)
-            for listener in () if self._silent else self.holders:
-                listener(result, args)
-            return result
-
-        self._replacement = call_and_notify
-
-    @contextmanager
-    def without_listeners(self) -> Iterator[None]:
-        """Notify no listener of the calls inside the block."""
-        before, self._silent = self._silent, True
-        try:
-            yield
-        finally:
-            self._silent = before
-
-    def _install(self) -> None:
-        if not self._on:
-            self._own = self._name in vars(self._holder)
-            self._before = getattr(self._holder, self._name)
-            torch_private.skip_compiling(self._replacement)
-            setattr(self._holder, self._name, self._replacement)
-            self._on = True
-
-    def _uninstall(self) -> None:
-        """Restore the original function.
-
-        If another library has patched the function later, keep memlog's patch, without listeners.
-        """
-        if vars(self._holder).get(self._name) is not self._replacement:
-            return
-        if self._own:
-            setattr(self._holder, self._name, self._before)
-        else:
-            delattr(self._holder, self._name)  # the inherited function is visible again
-        torch_private.move_compiler_rules(self._replacement, self._before)
-        self._on = False
-
+from memlog.tracer.hooks.function_patch import FunctionPatch
 
 STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
 """Resizing of storages by Python code."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cuda import blas_workspaces
 from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorHistory
 from memlog.tracer.engines.hook_engine import HookEngine
+from memlog.tracer.engines.wrappers import WrapperMemory, bucket_sizes
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import (
     has_bytes,
@@ -76,6 +78,7 @@ class NativeEngine(HookEngine):
         self._existing: list[ExistingStorage] = []
         self._allocated_at_start: int | None = None
         self._workspaces_unknown = False
+        self._wrappers = WrapperMemory(self._made_as)
         self._started_us = 0
         self._report = EngineReport()
 
@@ -91,6 +94,7 @@ class NativeEngine(HookEngine):
             self._add_optimizer(optimizer)
         self._add_marks(HookMark(self._log.now(), NO_EVENT, OUTSIDE, FORWARD, 0))
         self._hooks.install()
+        self._wrappers.begin()
 
     @property
     def lost(self) -> bool:
@@ -103,6 +107,7 @@ class NativeEngine(HookEngine):
             return self._report
         self._stopped = True
         self._end()
+        self._wrappers.end()
         snapshot = self._history.stop()
         entries = self._history.entries(snapshot, self._started_us)
         join = HistoryJoin(
@@ -111,6 +116,7 @@ class NativeEngine(HookEngine):
             first_number=self._first_number,
             blocks=live_blocks(snapshot, self._device.index or 0),
             workspaces=self._find_workspaces(),
+            buckets=bucket_sizes(root.module() for root in self._names.roots),
             unsplit=unsplit_bytes(entries, snapshot, self._device.index or 0),
             opening=self._allocated_at_start,
             started_us=self._log.began_us,
@@ -171,6 +177,22 @@ class NativeEngine(HookEngine):
         # Another thread can append a mark before `len` is called. Then the note names that thread's mark,
         # until this thread makes its next mark.
         self._history.note(label(self._first_number + len(self._marks) - 1))
+
+    @contextmanager
+    def _made_as(self, category: int) -> Iterator[None]:
+        """Inside the block, put this thread's new storages into a category."""
+        thread_state = self._module_stack.thread_state(join=True)
+        if thread_state is None:
+            yield
+            return
+        owner = self._module_stack.owner_until_change(thread_state)
+        now, thread = self._log.now(), thread_state.number
+        inside = HookMark(now, NO_EVENT, OUTSIDE, FORWARD, thread, owner=owner, category=category)
+        self._add_marks(inside)
+        try:
+            yield
+        finally:
+            self._add_marks(inside._replace(time_ns=self._log.now(), category=UNDECIDED))
 
     # Methods that record the layers and categories of tensors.
 
