@@ -6,11 +6,13 @@ missing. If any other part is missing, most functions of this module return a de
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -153,6 +155,15 @@ def skip_compiling(function: Any) -> None:
         skip(function.__code__)
 
 
+def never_compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that calls ``function``, and lets torch compile nothing that it calls."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None or not compiler_in_use():
+        return function
+    disabled: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
 def move_compiler_rules(ours: Any, theirs: Any) -> None:
     """Move the compiler's cached rule from a replacement (``ours``) to the original function (``theirs``)."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
@@ -267,3 +278,40 @@ def _profiler_configuration() -> Any:
         return configuration(states.CPU, False, True, False, False, False, experimental)
     except (AttributeError, TypeError):
         return None  # this torch takes other arguments
+
+
+PROFILE_MARK = "memlog"
+"""Name of the event that `mark_profile` writes."""
+
+
+def mark_profile() -> None:
+    """Write an event to the running profiler."""
+    with torch._C._profiler._RecordFunctionFast(PROFILE_MARK):
+        pass
+
+
+@contextmanager
+def without_log_warnings() -> Iterator[None]:
+    """Inside the block, torch's C++ code logs no warnings.
+
+    Its allocator would log one if code that is profiled frees what was allocated before.
+    """
+    level = _log_level()
+    before = None if level is None else level.value
+    try:
+        if level is not None:
+            level.value = max(level.value, 2)  # errors only
+        yield
+    finally:
+        if level is not None:
+            level.value = before
+
+
+@functools.cache
+def _log_level() -> Any:
+    """Return the number in torch's memory that decides what is logged; ``None`` if there is none."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None

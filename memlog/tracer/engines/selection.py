@@ -24,8 +24,7 @@ from memlog.tracer.engines.sampling import SamplerEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED_ON_CPU = (
-    "the model is compiled: a compiled graph has no layers inside, and observing its operations would make "
-    "it run uncompiled"
+    "the model is compiled, and with this torch observing operations would make it run uncompiled"
 )
 
 
@@ -93,7 +92,8 @@ def choose(
     if device.type in ("cuda", "xpu"):
         best, refusal = "native", AllocatorHistory(device, read_users=read_users_history).refusal()
     elif device.type == "cpu":
-        best, refusal = "dispatch", _COMPILED_ON_CPU if compiled else dispatch_mode.refusal()
+        uncompiled = compiled and not leaves_code_compiled()
+        best, refusal = "dispatch", _COMPILED_ON_CPU if uncompiled else dispatch_mode.refusal()
     else:
         best, refusal = "sampler", None
     if wanted not in ("auto", "sampler"):
@@ -129,6 +129,11 @@ def build(
     if choice.engine == "dispatch":
         return DispatchEngine(log, names, diagnostics, types=types)
     return SamplerEngine(log, names, diagnostics, device)
+
+
+def leaves_code_compiled() -> bool:
+    """Return whether compiled code stays compiled while it is traced. Not so with older torch."""
+    return dispatch_mode.leaves_code_compiled()
 
 
 def are_compiled(models: Sequence[Any]) -> bool:

@@ -11,8 +11,9 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from memlog.trace.encoding import COMMUNICATION, UNSHARDED
-from memlog.tracer.hooks.function_patch import ContextPatch
+from memlog.tracer.hooks.function_patch import AroundPatch
 
+_Context = Callable[[], AbstractContextManager[object]]
 _FSDP: Final = "torch.distributed.fsdp._fully_shard."
 _FUNCTIONS: Final = (
     (_FSDP + "_fsdp_param", "FSDPParam.init_all_gather_outputs", UNSHARDED),
@@ -23,7 +24,7 @@ _FUNCTIONS: Final = (
     ("torch.distributed", "Reducer._rebuild_buckets", COMMUNICATION),
 )
 """Functions of torch: module, name in the module, and category of what the function allocates."""
-_patches: dict[str, tuple[ContextPatch, int]] = {}
+_patches: dict[str, tuple[AroundPatch, int]] = {}
 
 
 class WrapperMemory:
@@ -37,11 +38,11 @@ class WrapperMemory:
     """
 
     def __init__(self, made_as: Callable[[int], AbstractContextManager[object]]) -> None:
-        self._contexts = {
-            category: functools.partial(made_as, category)
+        self._inside = {
+            category: functools.partial(_inside, functools.partial(made_as, category))
             for category in (UNSHARDED, COMMUNICATION)
         }
-        self._used: list[tuple[ContextPatch, int]] = []
+        self._used: list[tuple[AroundPatch, int]] = []
 
     def begin(self) -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -52,14 +53,19 @@ class WrapperMemory:
             for each in kind:
                 owner = getattr(owner, each, None)
             if path not in _patches and hasattr(owner, name):
-                _patches[path] = ContextPatch(owner, name), category
+                _patches[path] = AroundPatch(owner, name), category
         self._used = list(_patches.values())
         for patch, category in self._used:
-            patch.add(self._contexts[category])
+            patch.add(self._inside[category])
 
     def end(self) -> None:
         for patch, category in self._used:
-            patch.remove(self._contexts[category])
+            patch.remove(self._inside[category])
+
+
+def _inside(context: _Context, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with context():
+        return function(*args, **kwargs)
 
 
 def bucket_sizes(roots: Iterable[Any]) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from memlog.tracer import torch_private
@@ -11,7 +12,7 @@ from memlog.tracer.hooks.shared_hook import SharedHook
 
 _Holder = TypeVar("_Holder")
 _Listener = Callable[[Any, Any], None]
-_Context = Callable[[], AbstractContextManager[object]]
+_Around = Callable[..., Any]
 
 
 class _Patch(SharedHook[_Holder], Generic[_Holder]):
@@ -84,11 +85,11 @@ class FunctionPatch(_Patch[_Listener]):
             self._silent = before
 
 
-class ContextPatch(_Patch[_Context]):
-    """Patch that runs a function inside the contexts of its holders, which each call makes anew."""
+class AroundPatch(_Patch[_Around]):
+    """Patch whose holders call a function: each one gets the function, and the arguments of the call."""
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as contexts:
-            for context in self.holders:
-                contexts.enter_context(context())
-            return self._before(*args, **kwargs)
+        function = self._before
+        for holder in self.holders:
+            function = functools.partial(holder, function)
+        return function(*args, **kwargs)

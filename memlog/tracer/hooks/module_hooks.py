@@ -28,6 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.tracer import torch_private
 from memlog.tracer.attribution.user_scopes import LISTENERS, UserScope
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
@@ -104,9 +105,7 @@ class Hooks:
         listener, diagnostics, took = self._listener, self._diagnostics, self._took
         compiling = torch.compiler.is_compiling
 
-        def begins(module: Any, args: Any) -> None:
-            if compiling():
-                return
+        def module_begins(module: Any, args: Any) -> None:
             began = perf_counter()
             try:
                 listener.module_begins(module, args)
@@ -114,9 +113,7 @@ class Hooks:
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module begins", error)
 
-        def ends(module: Any, _args: Any, output: Any) -> None:
-            if compiling():
-                return
+        def module_ends(module: Any, output: Any) -> None:
             began = perf_counter()
             try:
                 listener.module_ends(module, output)
@@ -124,6 +121,20 @@ class Hooks:
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module ends", error)
 
+        # torch calls the hooks of a compiled module in a state in which it compiles every frame.
+        record_begin = torch_private.never_compiled(module_begins)
+        record_end = torch_private.never_compiled(module_ends)
+
+        def begins(module: Any, args: Any) -> None:
+            if not compiling():
+                record_begin(module, args)
+
+        def ends(module: Any, _args: Any, output: Any) -> None:
+            if not compiling():
+                record_end(module, output)
+
+        for hook in (begins, ends):
+            torch_private.skip_compiling(hook)
         return begins, ends
 
 

@@ -63,20 +63,25 @@ class CallWaiter:
     def _install(self) -> None:
         import torch  # noqa: PLC0415 - loaded already
 
-        from memlog.tracer.torch_private import compilations  # noqa: PLC0415 - torch is loaded already
+        from memlog.tracer import torch_private  # noqa: PLC0415 - torch is loaded already
 
         compiling = torch.compiler.is_compiling
 
-        def hook(module: Any, inputs: Any) -> None:
-            if compiling() or self._paused:
-                return
+        def called(module: Any, inputs: Any) -> None:
             try:
                 self._called(module, inputs)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._diagnostics.fault("noticing a module that is called", error)
 
-        self._paused, self._compilations = False, compilations
-        self._compiled = compilations()
+        report = torch_private.never_compiled(called)
+
+        def hook(module: Any, inputs: Any) -> None:
+            if not (compiling() or self._paused):
+                report(module, inputs)
+
+        torch_private.skip_compiling(hook)
+        self._paused, self._compilations = False, torch_private.compilations
+        self._compiled = torch_private.compilations()
         COMPILE_WARNING_FILTER.add(self)
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
 
@@ -84,9 +89,10 @@ class CallWaiter:
 def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
     """Return when a hook for module calls can be installed without causing a compilation.
 
-    - "now": ``torch.compile`` is not in use, or has already compiled the model (not on the CPU).
-    - "later": ``torch.compile`` has yet to compile the model (not on the CPU).
-    - "never": ``torch.compile`` is in use for other code only, or the compiled model is on the CPU.
+    - "now": ``torch.compile`` is not in use, or has compiled its code.
+    - "later": ``torch.compile`` has yet to compile its code.
+    - "never": Tracing would compile code again, or make it run uncompiled. This is so with older torch, if
+      the compiled model is on the CPU, or if code outside the model is compiled.
 
     ``steps``: Number of the session's steps so far.
     """
@@ -94,9 +100,11 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
 
     if not compiler_in_use():
         return "now"
-    from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - loads parts of torch
+    from memlog.tracer.engines import selection  # noqa: PLC0415 - loads parts of torch
 
     modules = roots.modules()
-    if not are_compiled(modules) or device_of(modules, None).type == "cpu":
+    if not selection.leaves_code_compiled() and (
+        not selection.are_compiled(modules) or selection.device_of(modules, None).type == "cpu"
+    ):
         return "never"
     return "later" if steps < _STEADY else "now"

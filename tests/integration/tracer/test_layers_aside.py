@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memlog
 from memlog.events import Health
+from memlog.tracer.engines.cpu import dispatch_mode
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
@@ -97,9 +98,15 @@ def test_a_compiled_model_costs_no_warning_and_no_compilation(how: str, named: s
     memlog.finish()
     assert counter.frame_count == 1
     assert left() == []
-    assert not traces(session)
-    assert skipped(session) == 2
     assert not session.health.faults
+    if dispatch_mode.leaves_code_compiled():
+        assert {one.step for one in traces(session)} >= {3, 8}
+        assert not any(
+            one.exact for one in traces(session)
+        )  # what this compiler allocates is unknown
+    else:
+        assert not traces(session)
+        assert skipped(session) == 2
 
 
 def test_a_compiled_loss_is_compiled_once() -> None:

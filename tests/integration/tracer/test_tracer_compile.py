@@ -58,10 +58,11 @@ def test_tracing_adds_no_graph_and_no_graph_break(graphs: Graphs, warm: bool) ->
     assert graphs.count == (2 if RECOMPILES and warm else 1)
     assert not torch._dynamo.utils.counters["graph_break"]
     result = tracer.result
-    assert result.engine == "sampler"
-    assert "no layers inside" in result.why
+    assert result.engine == ("sampler" if RECOMPILES else "dispatch")
+    assert result.exactness != "exact"  # nobody knows what this backend's code allocates
     assert any("no layers inside" in sentence for sentence in result.unseen)
-    assert [layer.path for layer in result.layers if layer.phases] == ["Sequential"]
+    layers = {layer.path for layer in result.layers if layer.phases}
+    assert layers - {"(outside modules)"} == {"Sequential"}
     assert not tracer.health.faults
     if warm:
         before = graphs.count
@@ -80,7 +81,7 @@ def test_a_module_compiled_in_place_is_noticed(graphs: Graphs) -> None:
     train(model)
     with tracer.trace(model):
         train(model)
-    assert (tracer.result.engine, graphs.count) == ("sampler", 1)
+    assert (tracer.result.exactness, graphs.count) == ("none" if RECOMPILES else "lower bound", 1)
     assert "0" in tracer.get_layer_stats()
 
 

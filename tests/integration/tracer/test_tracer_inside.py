@@ -30,6 +30,7 @@ OLD_COND = pytest.mark.skipif(
     reason="this torch's cond has no backward pass below a dispatch mode, whosever it is",
 )
 
+MODES = (dispatch_mode.ObservingMode, dispatch_mode.UncompiledMode)
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
@@ -78,9 +79,11 @@ def test_a_torch_without_the_flag_is_named_for_each(monkeypatch: pytest.MonkeyPa
         cond()
     tables = [one.python_key_table for one in torch._ops._higher_order_ops.values()]
     try:
-        torch_private.allow_higher_order_ops(dispatch_mode.ObservingMode)
+        for kind in MODES:
+            torch_private.allow_higher_order_ops(kind)
         with MemoryTracer().trace(torch.nn.Identity()):
             assert torch.equal(cond(), X.cos() if X.sum() > 0 else -X.sin())
     finally:
         for table in tables:
-            table.pop(dispatch_mode.ObservingMode, None)
+            for kind in MODES:
+                table.pop(kind, None)

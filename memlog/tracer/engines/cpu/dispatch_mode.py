@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -98,7 +99,7 @@ class ObservingMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # With True, torch wraps __torch_dispatch__ so that nothing in it is compiled. That costs a
-        # microsecond per operation, and nothing in here could be compiled.
+        # microsecond per operation (see `UncompiledMode`).
         return False
 
     @classmethod
@@ -124,6 +125,15 @@ class ObservingMode(TorchDispatchMode):
     def stop_observing(self) -> None:
         """Stop calling the observer. Operations then pass through with almost no cost."""
         self._observer = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Report nothing inside the block."""
+        observer, self._observer = self._observer, None
+        try:
+            yield
+        finally:
+            self._observer = observer
 
     def leave(self) -> bool:
         """Stop observing, and remove the mode if it is on top of this thread's stack.
@@ -229,6 +239,20 @@ class ObservingMode(TorchDispatchMode):
         return kind
 
 
+class UncompiledMode(ObservingMode):
+    """The mode for programs that use ``torch.compile``.
+
+    torch compiles every frame that it reaches while it calls a compiled module, that of a mode too.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class _Flags(SharedHook[ObservingMode]):
     """Reset of torch's global mode flags after the last mode has ended.
 
@@ -304,6 +328,11 @@ def _result_of(func: Any) -> int:
         for one in schema.arguments[:1]
     )
     return WRITTEN if written else NOTHING
+
+
+def leaves_code_compiled() -> bool:
+    """Return whether compiled code stays compiled while the mode is active. Not so in older torch."""
+    return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 def refusal() -> str | None:

@@ -20,7 +20,8 @@ from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, Threa
 from memlog.tracer.engines import allocator_stats
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.cpu import library_memory, limitations, op_workspace
-from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
+from memlog.tracer.engines.cpu.compiled_code import CompiledCode
+from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode, UncompiledMode
 from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL_STORAGE, LiveStorages
 from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.operation_recorder import OperationRecorder
@@ -58,9 +59,17 @@ class DispatchEngine:
             fakes=fakes,
             types=types,
         )
-        self._mode = ObservingMode(self._operations, diagnostics, log.took)
+        mode = UncompiledMode if torch_private.compiler_in_use() else ObservingMode
+        self._mode = mode(self._operations, diagnostics, log.took)
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._operations.owner, diagnostics
+        )
+        self._compiled = CompiledCode(
+            self._live_storages,
+            self._module_stack,
+            self._mode,
+            self._operations.owner,
+            diagnostics,
         )
         self._derivatives = UntracedDerivatives(
             self._mode, self._operations.add_result, diagnostics
@@ -82,6 +91,7 @@ class DispatchEngine:
         op_workspace.update_precisions()
         self._hooks.install()
         self._patches.subscribe()
+        self._compiled.begin()
         self._wrappers.begin()
         BACKWARD_PASSES.add(self._derivatives)
         self._mode.begin()
@@ -92,6 +102,7 @@ class DispatchEngine:
             self._stopped = True
             self._hooks.remove()
             self._patches.unsubscribe()
+            self._compiled.end()
             self._wrappers.end()
             BACKWARD_PASSES.remove(self._derivatives)
             with self._diagnostics.contained("ending a trace"):
@@ -111,7 +122,7 @@ class DispatchEngine:
         )
         dropped = {
             "operations whose scratch space could not be measured": self._operations.unmeasured.total(),
-            "calls of compiled code, whose allocations are not seen": self._patches.compiled_calls,
+            "calls of compiled code, whose allocations are not all known": self._compiled.unknown,
             omitted: self._live_storages.omitted,
         }
         self._log.fold()
@@ -120,6 +131,8 @@ class DispatchEngine:
         altered = limitations.altered_derivatives(self._operations.altered, peak)
         missed = self._missed(peak)
         incomplete = missed or self._live_storages.omitted
+        paths = self._names.final_paths() if self._compiled.calls else ()
+        regions = [paths[layer] for layer in sorted(self._compiled.calls)]
         # With altered derivatives, the peak without tracing may be lower or higher.
         exactness: Exactness = (
             "approximate" if altered else "lower bound" if incomplete else "exact"
@@ -128,6 +141,7 @@ class DispatchEngine:
             unseen=(
                 *limitations.ALWAYS,
                 *((limitations.TRANSFORMED,) if self._transformed else ()),
+                *((limitations.compiled(regions),) if regions else ()),
                 *missed,
                 *((altered,) if altered else ()),
             ),
@@ -148,7 +162,7 @@ class DispatchEngine:
             limitations.THREADS: self._parts_called_elsewhere(),
             limitations.FAILED: self._mode.failures,
             limitations.PRECISION: self._precision_changed,
-            limitations.COMPILED: self._patches.compiled_code_ran,
+            limitations.COMPILED: self._compiled.unknown or self._compiled.may_have_run,
         }
         missed = [sentence for sentence, applies in found.items() if applies]
         if compilers := torch_private.unknown_compilers():

@@ -37,8 +37,8 @@ NESTED: Final = (
     "Memory in which nested tensors store their shapes is not seen, so peaks are lower bounds."
 )
 COMPILED: Final = (
-    "Compiled code ran (torch.compile). Its allocations are seen only when torch operations use them later, "
-    "so peaks and live bytes at the end are lower bounds."
+    "Compiled code ran (torch.compile) whose allocations are not all known. They are seen only when torch "
+    "operations use them later, so peaks and live bytes at the end are lower bounds."
 )
 LATE_GRADIENTS: Final = (
     "Some gradients were not made on this thread (perhaps in a backward pass on another one). They count "
@@ -64,6 +64,15 @@ TRANSFORMED: Final = (
     "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but its backward pass "
     "counts for the forward pass of the surrounding layer."
 )
+
+
+def compiled(paths: Sequence[str]) -> str:
+    """Return the sentence about compiled graphs that were measured. ``paths``: Layers that ran them."""
+    names = ", ".join(paths[:_MOST_NAMES]) + (" and more" if len(paths) > _MOST_NAMES else "")
+    return (
+        "Compiled code ran (torch.compile). The allocator's events have its bytes, and they count for the "
+        f"layer that ran it: {names}. Layers inside it, and its line of the program, are unknown."
+    )
 
 
 def unknown_compilers(names: Sequence[str]) -> str:

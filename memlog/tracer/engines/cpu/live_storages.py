@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -225,6 +226,54 @@ class LiveStorages:
             self.events.workspace(changes, owner, made)
         return tuple(live)
 
+    def add_compiled(
+        self,
+        sizes: Sequence[int] | None,
+        results: Iterable[Tensor],
+        frees: Sequence[tuple[int, bytes]],
+        owner: AllocationOwner,
+    ) -> bool:
+        """Record what one call of compiled code allocated and freed; return whether all of it is known.
+
+        Args:
+            sizes: Bytes of the allocations (positive) and frees (negative), in order. A 0 stands for the free
+                of a tracked storage. ``None``: unknown.
+            results: Tensors that the code returned.
+            frees: FREE events of the tracked storages, each with its bytes, in order.
+            owner: Layer, phase and thread of the code.
+        """
+        new = {
+            storage._cdata: (storage, self._type_of(plain))
+            for tensor in results
+            for plain in plain_tensors(tensor)
+            if plain.is_cpu and (storage := plain.untyped_storage())._cdata not in self._tracked
+        }
+        tracked_frees = iter(frees)
+        made = (storage.nbytes() for storage, _ in new.values())
+        ends, live = _pairs(sizes or (), (size for size, _ in frees), made)
+        kept: dict[int, tuple[Any, int]] = {}
+        for pointer, (storage, _) in list(new.items()):
+            at = next((at for at in live if live[at] == storage.nbytes()), None)
+            if at is not None:
+                kept[at] = new.pop(pointer)
+                del live[at]
+        serials: dict[int, int] = {}
+        for at, size in enumerate(sizes or ()):
+            if at in kept:
+                self._add(kept[at][0], owner, UNDECIDED, kept[at][1])
+            elif size > 0:
+                self.serial = serials[at] = self.serial + 1
+                self.events.workspace([(self.serial, size)], owner, UNKNOWN_TYPE)
+            elif at in ends:
+                self.events.workspace([(serials[ends[at]], 0)], owner, UNKNOWN_TYPE)
+            elif size == 0:
+                self.events.write(next(tracked_frees, (0, b""))[1])
+        self.events.write(b"".join(event for _, event in tracked_frees))
+        self.events.workspace([(serials[at], 0) for at in live], owner, UNKNOWN_TYPE)
+        for storage, kind in new.values():
+            self._add(storage, owner, UNDECIDED, kind)
+        return sizes is not None and not live and not new
+
     def track_resized(self, storage: Any, owner: AllocationOwner) -> None:
         """Record the new size of a storage, if the size has changed."""
         tracked = self._tracked.get(storage._cdata)
@@ -351,6 +400,46 @@ class LiveStorages:
                 self.streams[serial] = _placement.stream
         self.events.allocation(tracked, owner, instead)
         return True
+
+
+def _pairs(
+    sizes: Sequence[int], tracked_frees: Iterable[int], results: Iterable[int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the allocation of each free, and the bytes of each allocation that is left.
+
+    Both are given by their places in ``sizes``.
+
+    The allocator reports the free of a tracked storage, too, if the storage was made while a profiler was on.
+    Such a report is told from the free of a newer block by what is left at the end: the results.
+    """
+    announced = iter(tracked_frees)
+    ends: dict[int, int] = {}
+    live: dict[int, int] = {}
+    reports: list[int] = []
+    expected = 0
+    for at, size in enumerate(sizes):
+        if size > 0:
+            live[at] = size
+        elif size == 0:
+            expected = next(announced, 0)
+            continue
+        elif size == -expected:
+            reports.append(at)
+        else:
+            made = next((made for made in reversed(live) if live[made] == -size), None)
+            if made is not None:
+                ends[at] = made
+                del live[made]
+        expected = 0
+    too_many = Counter(live.values())
+    too_many.subtract(results)
+    for at in reports:
+        made = next((made for made in live if made < at and live[made] == -sizes[at]), None)
+        if made is not None and too_many[-sizes[at]] > 0:
+            too_many[-sizes[at]] -= 1
+            ends[at] = made
+            del live[made]
+    return ends, live
 
 
 def _counted(tensor: Tensor) -> Tensor:

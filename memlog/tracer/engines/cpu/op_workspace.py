@@ -266,8 +266,9 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
     """Run an operation. Return its result, and the bytes of its allocations (positive) and frees (negative).
 
-    The bytes are ``None`` if they can't be measured, because another profiler is on, this torch has no legacy
-    profiler, or a dispatch mode of the program has stopped the profiler.
+    A 0 stands for each call of `torch_private.mark_profile`. The bytes are ``None`` if they can't be
+    measured, because another profiler is on, this torch has no legacy profiler, or a dispatch mode of the
+    program has stopped the profiler.
     """
     profiler = torch_private.allocation_profiler()
     if profiler is None or not _started(profiler[0]):
@@ -285,7 +286,13 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     if records is None:
         return out, None
     events = (record for thread in records for record in thread)
-    return out, [one.cpu_memory_usage() for one in events if one.kind() == "memory_alloc"]
+    sizes = []
+    for one in events:
+        if one.kind() == "memory_alloc":
+            sizes.append(one.cpu_memory_usage())
+        elif one.kind() == "push" and one.name() == torch_private.PROFILE_MARK:
+            sizes.append(0)
+    return out, sizes
 
 
 def workspace_of(sizes: Iterable[int]) -> Workspace:

@@ -1,9 +1,8 @@
 """Patches of torch functions that no dispatch mode sees.
 
 FSDP frees gathered parameters with ``storage.resize_(0)``. Checkpointing copies the random number generator's
-state. Compiled code calls the allocator directly. While there is a listener, memlog replaces each of these
-functions by one that calls the original and then the listeners. When no listener is left, memlog restores the
-original.
+state. Compiled code calls the allocator directly. memlog replaces each of these functions while a window is
+open, and then restores the original.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Final
 
 import torch
 
-from memlog.tracer.hooks.function_patch import FunctionPatch
+from memlog.tracer.hooks.function_patch import AroundPatch, FunctionPatch
 
 STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
 """Resizing of storages by Python code."""
@@ -27,13 +26,13 @@ _COMPILED = (
     ("torch.export.pt2_archive._package", "AOTICompiledModel"),
 )
 """Classes whose call runs Inductor's code, in the forward or the backward pass."""
-_compiled: dict[str, FunctionPatch] = {}
+_compiled: dict[str, AroundPatch] = {}
 
 
-def compiled_code() -> Sequence[FunctionPatch]:
+def compiled_code() -> Sequence[AroundPatch]:
     """Return a patch for each class that runs Inductor's code and that this process has loaded."""
     for module, name in _COMPILED:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:
-            _compiled[name] = FunctionPatch(found, "__call__")
+            _compiled[name] = AroundPatch(found, "__call__")
     return tuple(_compiled.values())

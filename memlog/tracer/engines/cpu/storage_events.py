@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -115,6 +115,7 @@ class StorageEvents:
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._pending: list[_PendingAllocation] = []
+        self._held: tuple[list[tuple[int, bytes]], Callable[[], object]] | None = None
         self.line = 0
 
     def allocation(
@@ -180,6 +181,23 @@ class StorageEvents:
             pending = self._pending.pop()
             self._log.append(pending.event + pending.workspace)
 
+    @contextmanager
+    def held(self, freed: Callable[[], object]) -> Iterator[list[tuple[int, bytes]]]:
+        """Inside the block, write no FREE events. Yield the list of them, each with its storage's bytes.
+
+        ``freed``: Function that is called at each of these frees.
+        """
+        self.write_pending()
+        frees: list[tuple[int, bytes]] = []
+        before, self._held = self._held, (frees, freed)
+        try:
+            yield frees
+        finally:
+            self._held = before
+
+    def write(self, events: bytes) -> None:
+        self._log.append(events)
+
     def _made_by(self, serial: int, now: int) -> bytes:
         return pack(serial, self.line, now, 0, LINE, 0, 0, 0) if self.line else b""
 
@@ -203,6 +221,12 @@ class StorageEvents:
                     append(successor.event + successor.workspace)
                 if storages.get(tracked.pointer) is tracked:
                     del storages[tracked.pointer]
-                append(tracked.use_event(FREE, now()))
+                event = tracked.use_event(FREE, now())
+                if self._held is None:
+                    append(event)
+                else:
+                    frees, freed = self._held
+                    freed()
+                    frees.append((tracked.size, event))
 
         return storage_freed
