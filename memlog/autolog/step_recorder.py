@@ -17,11 +17,13 @@ from memlog.autolog.run_detector import RunDetector
 from memlog.autolog.run_parameters import RunParameters
 from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
-from memlog.events import Batch, DeviceReading, Health, HeapReading, Run, now_us
+from memlog.events import Batch, DeviceReading, Health, HeapReading, PinnedMemory, Run, now_us
 from memlog.journal import JournalWriter, RunDirectory, list_runs
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.host import HostProbe
 from memlog.probes.malloc import read_heap
+from memlog.probes.peaks import PeakWindow
+from memlog.probes.pinned import read_pinned
 from memlog.settings import Settings
 
 _WORK = 1.0
@@ -110,6 +112,9 @@ class BatchRecorder:
         self._last: Batch | None = None
         self._heap_due, self._heap_gap = self._next, _HEAP_GAP
         """Step after which the heap is read next, and the steps from then to the reading after that."""
+        self._pinned: tuple[int, ...] = ()
+        """Pinned memory that was published last."""
+        self._pinned_peaks = PeakWindow()
         self._read_devices_at = 0
         """Time from which accelerators are read at each step, ``time.perf_counter_ns()``."""
         self.after_step: Callable[[int], object] | None = None
@@ -292,10 +297,25 @@ class BatchRecorder:
             heap = read_heap()
             if heap is not None:
                 self._bus.publish(HeapReading(now_us(), step, heap.in_use, heap.idle))
+        self.publish_pinned()
         if now >= self.health.due:
             self.health.publish(self.last_step)
         if now >= self.helper_check_due and self.check_helper is not None:
             self.check_helper(now)
+
+    def publish_pinned(self) -> None:
+        """Publish the pinned memory of torch if it has changed. Never raises."""
+        with self._diagnostics.contained("reading the pinned memory"):
+            sizes = read_pinned()
+            if sizes is None or sizes == self._pinned or not (sizes.peak or self._pinned):
+                return
+            self._pinned = sizes
+            peak, source = self._pinned_peaks.advance(sizes.held, sizes.peak)
+            if peak is not None and source is not None:
+                event = PinnedMemory(
+                    now_us(), self.last_step, sizes.held, sizes.in_use, peak, source
+                )
+                self._bus.publish(event)
 
     def _read_devices(self, now: int) -> tuple[DeviceReading, ...]:
         """Return the readings of the devices in use. Publish new devices, and the run's parameters once."""

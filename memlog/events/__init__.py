@@ -20,6 +20,7 @@
     ├─ a cause of high or growing memory was found  Finding
     ├─ the search for a cause begins or ends        Inquiry
     ├─ some steps, and while growth is examined     HeapReading
+    ├─ the pinned memory has changed                PinnedMemory (at most about once a second)
     ├─ a step raised the run's peak by 5 % or more  StepInputs
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
@@ -69,6 +70,7 @@ from memlog.events.measurements import (
     Evaluation,
     Loss,
     Phase,
+    PinnedMemory,
     Ranks,
     RankSpread,
     Recorded,
@@ -83,6 +85,7 @@ from memlog.events.memory import (
     DEVICE_USED,
     HOST_ANON,
     HOST_PEAKS,
+    HOST_PINNED,
     HOST_RSS,
     RESERVED,
     SAMPLED,
@@ -131,6 +134,7 @@ __all__ = [
     "EVENT_TYPES",
     "HOST_ANON",
     "HOST_PEAKS",
+    "HOST_PINNED",
     "HOST_RSS",
     "LOST_CONNECTION",
     "OF_FINDING",
@@ -171,6 +175,7 @@ __all__ = [
     "Parameters",
     "PeakSource",
     "Phase",
+    "PinnedMemory",
     "RankDoubt",
     "RankFailure",
     "RankSpread",
@@ -216,6 +221,7 @@ Event: TypeAlias = (
     | Finding
     | Inquiry
     | HeapReading
+    | PinnedMemory
     | StepInputs
     | OutOfMemory
     | Sample

@@ -167,6 +167,24 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     also if the machine has no swap."""
 
 
+class PinnedMemory(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
+    """Page-locked (pinned) memory of the host in torch's caching host allocator. Published if it changed.
+
+    The training process reads it about once a second, after some of the first steps, and at its end.
+    """
+
+    time_us: Int
+    step: Int | None
+    """Last completed step; ``None`` before the first step."""
+    held: Int
+    """Bytes in blocks in use, and in freed blocks that the allocator keeps."""
+    in_use: Int
+    """Bytes in blocks in use. Both sizes are those of the blocks, which can be larger than the requests."""
+    peak: Int
+    """Highest ``held``. ``peak_source`` tells whether it was reached since the last reading."""
+    peak_source: PeakSource
+
+
 class RankSpread(msgspec.Struct, frozen=True, array_like=True):
     """Smallest, mean and largest value of one kind of memory over the ranks of a training, in bytes."""
 

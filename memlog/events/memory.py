@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from memlog.events.findings import OutOfMemory
-from memlog.events.measurements import Batch, Epoch, Evaluation, Phase, Recorded, Sample, Scope
+from memlog.events.measurements import (
+    Batch,
+    Epoch,
+    Evaluation,
+    Phase,
+    PinnedMemory,
+    Recorded,
+    Sample,
+    Scope,
+)
 from memlog.events.parts import DeviceReading, PeakSource
 
 if TYPE_CHECKING:
@@ -17,6 +26,8 @@ if TYPE_CHECKING:
 HOST_RSS: Final = "host.rss"
 HOST_ANON: Final = "host.anon"
 SHARED: Final = "shared_memory"
+HOST_PINNED: Final = "host.pinned"
+PINNED_IN_USE: Final = "host.pinned_in_use"
 TREE: Final = "host.tree"
 CGROUP: Final = "host.cgroup"
 AVAILABLE: Final = "host.available"
@@ -47,7 +58,11 @@ SAMPLED: Final = {
     SWAP: SampledKind("tree_swap"),
 }
 """The sampled kinds by name. Each has readings, a metric and, unless ``is_worst_low``, a peak."""
-HOST_PEAKS: Final = (HOST_RSS, *(name for name, kind in SAMPLED.items() if not kind.is_worst_low))
+HOST_PEAKS: Final = (
+    HOST_RSS,
+    *(name for name, kind in SAMPLED.items() if not kind.is_worst_low),
+    HOST_PINNED,
+)
 """Kinds of the host's memory whose highest value is a peak of the run."""
 
 
@@ -56,8 +71,9 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     """Kind of memory: `HOST_RSS` (resident set of the process), `HOST_ANON` (its part that is neither mapped
-    files nor shared memory), `SHARED` (its shared memory), a kind in `SAMPLED`, such as `TREE` (the process
-    and its descendants), or a device's, such as ``cuda0.allocated``."""
+    files nor shared memory), `SHARED` (its shared memory), `HOST_PINNED` (page-locked memory of torch's
+    allocator) and its part `PINNED_IN_USE`, a kind in `SAMPLED`, such as `TREE` (the process and its
+    descendants), or a device's, such as ``cuda0.allocated``."""
     level: int | None
     """Bytes in use when the event was made."""
     peak: int | None = None
@@ -95,6 +111,10 @@ def readings(event: Event) -> Iterator[Reading]:
         for device in event.devices:
             yield Reading(device.name + DEVICE_USED, device.used)
             yield Reading(device.name + OF_OTHERS, device.other)
+        return
+    if isinstance(event, PinnedMemory):
+        yield Reading(HOST_PINNED, event.held, event.peak, event.peak_source)
+        yield Reading(PINNED_IN_USE, event.in_use)
         return
     if isinstance(event, OutOfMemory):
         yield from _of_failure(event)

@@ -17,7 +17,8 @@ MEM_POOL = (
 
 PINNED = (
     "PyTorch rounds a block of pinned memory up to a power of two, and keeps freed blocks. Pin fewer or "
-    "smaller tensors, such as with a smaller `prefetch_factor`, or use `DataLoader(pin_memory=False)`."
+    "smaller tensors, such as with a smaller `prefetch_factor`, or use `DataLoader(pin_memory=False)`. In "
+    "torch 2.13, `PYTORCH_ALLOC_CONF=pinned_max_cached_size_mb:N` neither rounds nor keeps blocks over N MiB."
 )
 
 NO_GRAD = (

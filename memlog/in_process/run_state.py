@@ -10,6 +10,7 @@ from memlog.events import (
     Health,
     Origin,
     Parameters,
+    PinnedMemory,
     Sample,
     now_us,
 )
@@ -110,9 +111,9 @@ class RunState:
         return isinstance(event, Origin) or (isinstance(event, Alert) and is_newer)
 
     def _is_wanted(self, event: Event) -> bool:
-        """Return whether the run needs an event. An ended run needs no health events and no samples."""
+        """Return whether the run needs an event. Ended runs need no health events and no samples."""
         goes_on = self.user_run.is_open and self._closed_us is None
-        return goes_on or not isinstance(event, (Health, Sample))
+        return goes_on or not isinstance(event, (Health, PinnedMemory, Sample))
 
     def write_others(self, run: RunDirectory) -> None:
         """Write the data that is in no row: parameters, alerts, files."""

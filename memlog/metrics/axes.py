@@ -17,6 +17,7 @@ from memlog.events import (
     Loss,
     OutOfMemory,
     Phase,
+    PinnedMemory,
     Ranks,
     Recorded,
     Sample,
@@ -25,7 +26,19 @@ from memlog.events import (
 )
 from memlog.sink import Axis
 
-_ON_STEPS = (Batch, Loss, Sample, Health, Alert, Trace, Scope, Recorded, Phase, Ranks)
+_ON_STEPS = (
+    Batch,
+    Loss,
+    Sample,
+    PinnedMemory,
+    Health,
+    Alert,
+    Trace,
+    Scope,
+    Recorded,
+    Phase,
+    Ranks,
+)
 _STEP_IN_TEXT = re.compile(r"\bsteps? [0-9]")
 
 

@@ -20,6 +20,7 @@ import msgspec
 from memlog._internal.units import MIB, mib
 from memlog.events import (
     HOST_ANON,
+    HOST_PINNED,
     SAMPLED,
     SHARED,
     Alert,
@@ -33,6 +34,7 @@ from memlog.events import (
     Origin,
     Parameters,
     Phase,
+    PinnedMemory,
     Ranks,
     Reading,
     Recorded,
@@ -147,6 +149,8 @@ def _others(event: Event) -> Iterator[Value]:
         yield from _scope(event)
     elif isinstance(event, Recorded):
         yield from _point(event)
+    elif isinstance(event, PinnedMemory):
+        yield from _levels("memory", readings(event))
     elif isinstance(event, Ranks):
         yield from _ranks(event)
     elif isinstance(event, Phase):
@@ -262,6 +266,8 @@ def _levels(at: str, found: Iterable[Reading]) -> Iterator[Value]:
     for each in found:
         names = _names(at, each.name)
         yield Value(names.level, mib(each.level), names.worst)
+        if each.name == HOST_PINNED:
+            yield Value(names.peak, mib(each.peak), "max")
 
 
 def _of_allocator(at: str, device: DeviceReading) -> Iterator[Value]:
@@ -290,7 +296,7 @@ def _names(at: str, kind: str) -> _Names:
     """Return the names for a kind of memory, such as ``cuda0.allocated``, under the prefix ``at``."""
     owner, _, what = kind.partition(".")
     under = f"{at}/{owner}"
-    peak = {"rss": "rss_peak_mib", "allocated": "peak_mib"}.get(what)
+    peak = {"rss": "rss_peak_mib", "allocated": "peak_mib", "pinned": "pinned_peak_mib"}.get(what)
     return _Names(
         under,
         f"{under}/{what}_mib",

@@ -21,6 +21,7 @@ from memlog.oom.frames import locate
 from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
 from memlog.probes.machine import machine_memory
 from memlog.probes.malloc import read_heap
+from memlog.probes.pinned import read_pinned
 
 _MAX_MESSAGE = 300
 _MAX_DEVICE_MESSAGE = 1_500
@@ -173,6 +174,7 @@ def describe(
     headroom = host_headroom() if here else UNKNOWN_HEADROOM
     heap = read_heap() if here else None
     free = headroom.free if device == "host" else _size(_FREE.search(message))
+    held = read_pinned() if pinned else None
     sizes = {name: _size(pattern.search(text)) for name, pattern in _ASYNC.items()}
     return OutOfMemory(
         time_us=now_us(),
@@ -197,7 +199,7 @@ def describe(
         inputs=inputs_of_failure(frames),
         line=line_of(frames),
         activity="pinned memory" if pinned else None,
-        size=pinned_memory() if pinned else None,
+        size=None if held is None else held.held,
     )
 
 
@@ -235,14 +237,6 @@ def _asks_for_pinned_memory(frames: Sequence[FrameType]) -> bool:
     """Return True if the innermost function or line asks for page-locked memory of the host."""
     names = [frame.f_code.co_name for frame in frames[-1:]]
     return "pin_memory" in names or "pin_memory" in source_of(frames)
-
-
-def pinned_memory() -> int | None:
-    """Return the bytes of page-locked memory that torch holds; ``None``: unknown."""
-    torch: Any = sys.modules.get("torch")
-    read = getattr(getattr(getattr(torch, "cuda", None), "memory", None), "host_memory_stats", None)
-    found = None if read is None else read().get("allocated_bytes.current")
-    return None if found is None else int(found)
 
 
 def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
+from memlog.facts.oom_remedies import PINNED
 from memlog.facts.oom_room import Cause
 from memlog.facts.traced_steps import among
 from memlog.reports.final_state import FinalState
@@ -22,6 +23,8 @@ _SMALL = 0.1
 """If tensors hold less than this share of the process's memory, the advice points to other memory."""
 _WORKERS = 0.5
 """If child processes hold more than this share of the process tree's memory, the advice mentions them."""
+_PINNED = 0.05
+"""If pinned memory is less than this share of the host's memory in use, the advice does not mention it."""
 FAR_LARGER = 1.5
 """If the failing step needed more than this multiple of the traced peak, it counts as far larger than the
 traced step."""
@@ -63,6 +66,7 @@ def advice(
         *(() if is_elsewhere else _of_the_model(state, predicted)),
         *(cause.remedies if cause is not None and cause.is_of_the_step else ()),
         *_workers(state),
+        *_pinned(state),
         *_limit(failure, only_later=growth.keeps),
     ]
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
@@ -329,6 +333,20 @@ def _workers(state: FinalState) -> Iterator[str]:
             f"{(sample.tree_processes or 2) - 1} other processes of the tree hold about "
             f"{format_bytes(others)}: fewer DataLoader workers, or data that they share."
         )
+
+
+def pinned_share(state: FinalState) -> float:
+    """Return the pinned memory as a share of the most memory of the host that the run held; 0 if unknown."""
+    highest = [step.rss_peak or step.rss or 0 for step in state.steps]
+    highest += [sample.tree_pss or 0 for sample in state.samples]
+    held = max(highest, default=0)
+    return state.pinned.held / held if state.pinned is not None and held else 0.0
+
+
+def _pinned(state: FinalState) -> Iterator[str]:
+    on_host = state.failure is None or state.failure.device == "host"
+    if state.pinned is not None and on_host and pinned_share(state) >= _PINNED:
+        yield f"{format_bytes(state.pinned.held)} are pinned memory. {PINNED}"
 
 
 def _of_the_request(failure: OutOfMemory) -> str:

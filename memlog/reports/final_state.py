@@ -17,6 +17,7 @@ from memlog.events import (
     Exit,
     Finding,
     OutOfMemory,
+    PinnedMemory,
     RankFailure,
     Sample,
     StepInputs,
@@ -55,6 +56,8 @@ class FinalState(msgspec.Struct):
     """Newest traced step. If an allocation failed, only a trace of the failed device counts."""
     traced_device: str | None = None
     """Device of the newest traced step if ``trace`` is ``None`` because no trace is of the failed device."""
+    pinned: PinnedMemory | None = None
+    """Newest reading of the pinned memory; ``None``: there was none, or it is unknown."""
     devices: dict[str, Device] = {}
     """Accelerators in use, by name."""
     files: list[str] = []
@@ -173,6 +176,8 @@ def _note_failure(state: FinalState, failure: OutOfMemory) -> None:
 def _note(state: FinalState, event: object) -> None:
     if isinstance(event, OutOfMemory):
         _note_failure(state, event)
+    elif isinstance(event, PinnedMemory):
+        state.pinned = event
     elif isinstance(event, Device):
         state.devices[event.name] = event
     elif isinstance(event, Finding):

@@ -15,7 +15,14 @@ from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Reading, Trace, main_readings
 from memlog.facts.failure import title_with_cause
 from memlog.findings import after_step, evidence_and_remedy
-from memlog.reports.advice import Prediction, advice, in_a_step, needed, needed_far_more
+from memlog.reports.advice import (
+    Prediction,
+    advice,
+    in_a_step,
+    needed,
+    needed_far_more,
+    pinned_share,
+)
 from memlog.reports.failure_figures import room, table
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import GrowthCauses
@@ -35,6 +42,8 @@ _SNAPSHOT = "out-of-memory."
 _SHOWN_STEPS = 10
 _SHOWN_LAYERS = 10
 _SHOWN_SHARE = 0.005
+_PINNED_SHOWN = 0.01
+"""Pinned memory is shown from this share of the host's memory that the run held at its highest."""
 _GROWTH_MATTERS = 16 * 1024**2
 _PHASES = {
     "forward": "the forward pass",
@@ -277,6 +286,12 @@ def _last_steps(state: FinalState) -> Iterator[str]:
         yield (
             f"In the helper process's last sample{at}, the process and its descendants held "
             f"{format_bytes(sample.tree_pss)}; the machine had {format_bytes(sample.available)} available."
+        )
+    pinned = state.pinned
+    if pinned is not None and pinned_share(state) >= _PINNED_SHOWN:
+        yield (
+            f"Of the host's memory, PyTorch held {format_bytes(pinned.held)} as page-locked (pinned) memory "
+            f"({format_bytes(pinned.in_use)} in use)."
         )
     steps = state.steps[-_SHOWN_STEPS:]
     if steps:

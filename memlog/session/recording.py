@@ -205,6 +205,7 @@ class Recording(RecordingParts):
         self.runs.note_names()
         if self.batches.last_step is not None:
             self.runs.note_last_step(self.batches.last_step)
+        self.batches.publish_pinned()
         health = self._publish_summary(is_orderly=status == "finished" and error is None)
         end = End(now_us(), status, reason_of(status, error))
         self._bus.publish(end)

@@ -23,6 +23,7 @@ from memlog.events import (
     Health,
     Loss,
     Phase,
+    PinnedMemory,
     Ranks,
     Recorded,
     Sample,
@@ -155,7 +156,7 @@ def _needed(progress: Progress) -> int:
 
 def _levels(event: Event) -> dict[str, float] | None:
     """Return an event's values, to find the peaks; ``None`` for a rare event, which is always kept."""
-    if isinstance(event, (Batch, Loss, Evaluation, Sample, Health, Ranks)):
+    if isinstance(event, (Batch, Loss, Evaluation, Sample, PinnedMemory, Health, Ranks)):
         # For available memory, the lowest value is the peak. When negated, it is the largest.
         return {
             name: -value if fold == "min" else value

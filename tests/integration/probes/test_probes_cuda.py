@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import child
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import MIB
 from memlog.probes.accelerator import AcceleratorProbe
+from memlog.probes.pinned import PinnedSizes, read_pinned
 
 torch: Any = pytest.importorskip("torch")
 
@@ -132,3 +135,49 @@ def test_reading_never_resets_the_users_peak(probe: AcceleratorProbe) -> None:
         probe.new_devices()
 
     assert (torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)) == before
+
+
+PINS = """
+    import torch
+
+    from memlog.probes.pinned import read_pinned
+
+    torch.cuda.init()
+    print(*read_pinned())
+    block = torch.empty(33 << 20, dtype=torch.uint8, pin_memory=True)
+    print(*read_pinned())
+    del block
+    print(*read_pinned())
+"""
+
+
+@pytest.mark.integration
+def test_pinned_blocks_are_powers_of_two_and_are_kept_when_freed(tmp_path: Path) -> None:
+    empty, used, freed = pinned(tmp_path)
+    assert empty == PinnedSizes(0, 0, 0)
+    assert used == PinnedSizes(64 * MIB, 64 * MIB, 64 * MIB)
+    assert freed == PinnedSizes(64 * MIB, 0, 64 * MIB)
+
+
+@pytest.mark.integration
+def test_the_advised_setting_neither_rounds_nor_keeps_large_pinned_blocks(tmp_path: Path) -> None:
+    _, used, freed = pinned(tmp_path, PYTORCH_ALLOC_CONF="pinned_max_cached_size_mb:32")
+    assert used == PinnedSizes(33 * MIB, 33 * MIB, 33 * MIB)
+    assert freed == PinnedSizes(0, 0, 33 * MIB)
+
+
+def pinned(folder: Path, **environment: str) -> list[PinnedSizes]:
+    printed = child.run(PINS, folder, fork=False, **environment)
+    return [PinnedSizes(*map(int, line.split())) for line in printed.splitlines()]
+
+
+def test_pinned_memory_is_torchs_own_figure() -> None:
+    torch.cuda.init()
+    block = torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True)
+    stats = torch.cuda.host_memory_stats()
+    assert read_pinned() == PinnedSizes(
+        stats["allocated_bytes.current"],
+        stats["active_bytes.current"],
+        stats["allocated_bytes.peak"],
+    )
+    assert block.is_pinned()

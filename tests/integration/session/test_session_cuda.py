@@ -1,6 +1,7 @@
 """A session on devices: their figures at each step and in phases, and what other processes hold."""
 
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from support import child, device_figures, devices
 from support.launching import Recorded, recorded
 
 from memlog._internal.units import MIB
-from memlog.events import DeviceUse, Phase, Sample
+from memlog.events import DeviceUse, Phase, PinnedMemory, Sample
+from memlog.reports import summarize
 
 pytestmark = [pytest.mark.integration, pytest.mark.cuda]
 
@@ -171,3 +173,37 @@ def test_what_other_processes_hold_is_told_apart(tmp_path: Path) -> None:
     samples = [event for event in the_run(tmp_path).directory.events() if isinstance(event, Sample)]
     (found,) = {sample.devices for sample in samples if sample.devices}
     assert found == (DeviceUse("cuda0", 700 * MIB, 600 * MIB),)
+
+
+PINS = """
+    import torch
+
+    import memlog
+
+    session = memlog.init("local")
+    tensors = [torch.empty(1, device="cuda")]
+    for step in range(3):
+        session.step()
+    if PINS:
+        tensors.append(torch.empty(33 << 20, dtype=torch.uint8, pin_memory=True))
+        del tensors[-1]
+    memlog.finish()
+"""
+
+
+def test_pinned_memory_has_metrics_and_a_peak(tmp_path: Path) -> None:
+    child.run(f"PINS = True\n{textwrap.dedent(PINS)}", tmp_path)
+    summary = summarize(the_run(tmp_path).directory)
+    found = {
+        name.rpartition("/")[2]: metric.last
+        for name, metric in summary.metrics.items()
+        if "pinned" in name
+    }
+    assert found == {"pinned_mib": 64.0, "pinned_in_use_mib": 0.0, "pinned_peak_mib": 64.0}
+    assert (summary.peaks["host.pinned"].bytes, summary.peaks["host.pinned"].step) == (64 * MIB, 2)
+
+
+def test_a_run_that_pins_nothing_has_no_event_about_it(tmp_path: Path) -> None:
+    child.run(f"PINS = False\n{textwrap.dedent(PINS)}", tmp_path)
+    events = the_run(tmp_path).directory.events()
+    assert not [event for event in events if isinstance(event, PinnedMemory)]

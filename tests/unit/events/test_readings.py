@@ -13,6 +13,7 @@ from memlog.events import (
     Evaluation,
     Event,
     Phase,
+    PinnedMemory,
     Recorded,
     Sample,
     Scope,
@@ -102,3 +103,11 @@ def test_a_sample_has_each_sampled_kind_and_the_use_of_devices() -> None:
         "cuda0.other": None,
     }
     assert {each.owner for each in readings(sample)} == {"host", "cuda0"}
+
+
+def test_pinned_memory_has_a_level_with_a_peak_and_a_part_in_use() -> None:
+    found = readings(PinnedMemory(1, 7, 6, 4, 9, "exact"))
+    assert [(each.name, each.level, each.peak, each.source) for each in found] == [
+        ("host.pinned", 6, 9, "exact"),
+        ("host.pinned_in_use", 4, None, None),
+    ]

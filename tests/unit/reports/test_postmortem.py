@@ -16,7 +16,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.helper.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.helper.postmortem import _rule, explain_afterwards
-from memlog.events import Artifact, Batch, Sample, Trace, TracedLayer, TracedLine
+from memlog.events import Artifact, Batch, PinnedMemory, Sample, Trace, TracedLayer, TracedLine
 from memlog.reports import advice, postmortem
 from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
@@ -335,3 +335,26 @@ def test_the_rest_of_a_limit_is_no_room(tmp_path: Path) -> None:
     text = report_of(ended(tmp_path, changed(requested=64 * 1024, free=4 * MIB))).text
     assert "Limit: the limit on the process's address space" in text
     assert "another limit must have stopped it" not in text
+
+
+def pinned(mebibytes: int) -> PinnedMemory:
+    return PinnedMemory(at(30), 28, mebibytes * MIB, MIB, mebibytes * MIB, "exact")
+
+
+def test_pinned_memory_is_shown_beside_the_hosts_and_advised_on(tmp_path: Path) -> None:
+    text = report_of(ended(tmp_path, pinned(256), FAILURE)).text
+    assert "PyTorch held 256.0 MiB as page-locked (pinned) memory (1.0 MiB in use)." in text
+    assert "- 256.0 MiB are pinned memory. PyTorch rounds a block" in text
+
+
+@pytest.mark.parametrize(("mebibytes", "shown", "advised"), [(30, True, False), (5, False, False)])
+def test_little_pinned_memory_is_no_advice(
+    tmp_path: Path, mebibytes: int, shown: bool, advised: bool
+) -> None:
+    text = report_of(ended(tmp_path, pinned(mebibytes), FAILURE)).text
+    assert ("(pinned) memory (" in text, "are pinned memory" in text) == (shown, advised)
+
+
+def test_pinned_memory_is_no_advice_if_a_device_is_full(tmp_path: Path) -> None:
+    text = report_of(ended(tmp_path, pinned(256), changed(device="cuda0"))).text
+    assert "are pinned memory" not in text
