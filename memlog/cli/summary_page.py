@@ -22,7 +22,7 @@ from memlog.cli.output import (
     plain,
     table,
 )
-from memlog.events import ALLOCATED, CGROUP, HOST_RSS, RESERVED, PeakSource
+from memlog.events import ALLOCATED, CGROUP, HOST_RSS, OTHER_PROCESSES, PeakSource
 from memlog.facts.peaks import Peak
 from memlog.facts.traced_steps import among
 from memlog.findings import evidence_and_remedy
@@ -44,6 +44,8 @@ _SOURCES: dict[PeakSource | None, str] = {
     "sampled": "sampled (lower bound)",
     None: "",
 }
+_LEAST_OTHERS = 0.05
+"""Other processes' memory on a device is shown from this share of the device on."""
 _UNITS = {"mib": "MiB", "ms": "ms"}
 """Units by the suffix of a metric's name."""
 _EMPTY = (
@@ -180,11 +182,17 @@ def _head(run: RunFacts, steps: str, *, short: bool) -> dict[str, str | Text]:
 
 
 def all_peaks(summary: Summary) -> list[tuple[str, Peak]]:
-    """Return the peaks by kind of memory. The container's comes last, and only if it has a limit."""
+    """Return the peaks by kind of memory, without those of a container that has no limit.
+
+    The container's comes last. Other processes' memory on a device is left out if it is small.
+    """
     return [
         (kind, peak)
         for kind, peak in sorted(summary.peaks.items(), key=lambda item: item[0] == CGROUP)
-        if kind != CGROUP or summary.cgroup_limit_bytes is not None
+        if (kind != CGROUP or summary.cgroup_limit_bytes is not None)
+        and not (
+            kind.endswith(OTHER_PROCESSES) and (_part(summary.run, kind, peak) or 0) < _LEAST_OTHERS
+        )
     ]
 
 
@@ -214,10 +222,16 @@ def _largest_step(found: LargestStep, peaks: dict[str, Peak]) -> dict[str, str |
 
 def _share(run: RunFacts, kind: str, peak: Peak) -> str:
     """Return a device's peak as a share of its capacity; empty if either is unknown."""
-    device = run.devices.get(kind.removesuffix(ALLOCATED).removesuffix(RESERVED))
+    part = _part(run, kind, peak)
+    return "" if part is None else f" ({part:.0%})"
+
+
+def _part(run: RunFacts, kind: str, peak: Peak) -> float | None:
+    """Return a device's peak divided by its capacity; ``None`` if either is unknown."""
+    device = run.devices.get(kind.rpartition(".")[0])
     if device is None or not device.capacity_bytes or peak.bytes is None:
-        return ""
-    return f" ({peak.bytes / device.capacity_bytes:.0%})"
+        return None
+    return peak.bytes / device.capacity_bytes
 
 
 def _phase(summary: Summary, kind: str) -> str:

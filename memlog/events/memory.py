@@ -36,8 +36,10 @@ ALLOCATED: Final = ".allocated"
 RESERVED: Final = ".reserved"
 DEVICE_USED: Final = ".device_used"
 OF_OTHERS: Final = ".other"
+OTHER_PROCESSES: Final = ".other_processes"
 """Endings of a device's kinds of memory, as in ``cuda0.reserved``: bytes that tensors hold, bytes that the
-process's allocator holds, bytes that all processes use, and bytes that other processes use."""
+process's allocator holds, bytes that all processes use, bytes outside the process's allocator, and their part
+that other processes use."""
 
 
 class SampledKind(NamedTuple):
@@ -111,6 +113,7 @@ def readings(event: Event) -> Iterator[Reading]:
         for device in event.devices:
             yield Reading(device.name + DEVICE_USED, device.used)
             yield Reading(device.name + OF_OTHERS, device.other)
+            yield Reading(device.name + OTHER_PROCESSES, device.other_processes)
         return
     if isinstance(event, PinnedMemory):
         yield Reading(HOST_PINNED, event.held, event.peak, event.peak_source)

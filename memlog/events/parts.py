@@ -80,6 +80,9 @@ class DeviceUse(msgspec.Struct, frozen=True, array_like=True):
     """``used`` minus the bytes that the trainer's caching allocator holds. These bytes belong to other
     processes, CUDA's own context and the libraries' buffers. ``None`` if the allocator's size changed in the
     last step."""
+    other_processes: Int | None = None
+    """Part of ``used`` that belongs to other processes than the trainer and its descendants, by the driver.
+    ``None`` if that is unknown, as in a container."""
 
 
 class TensorInput(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ from memlog.events import (
     ALLOCATED,
     HOST_PEAKS,
     HOST_RSS,
+    OTHER_PROCESSES,
     RESERVED,
     TREE,
     Batch,
@@ -61,7 +62,8 @@ def peak_kind(name: str) -> str:
 class PeakFold:
     """The highest value of each kind of memory, with its source and its step.
 
-    A kind is one of `HOST_PEAKS`, ``<device>.allocated`` or ``<device>.reserved``.
+    A kind is one of `HOST_PEAKS`, or a device's: ``<device>.allocated``, ``<device>.reserved`` or
+    ``<device>.other_processes``.
     """
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class PeakFold:
         after = self._has_steps and isinstance(event, Phase)
         for each in found:
             name = each.name
-            if name not in HOST_PEAKS and each.device is None:
+            if each.device is None and not (name in HOST_PEAKS or name.endswith(OTHER_PROCESSES)):
                 continue
             size, source = each.highest
             if size is None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memlog._internal.units import format_bytes
-from memlog.events import OutOfMemory
+from memlog.events import OF_OTHERS, OTHER_PROCESSES, OutOfMemory, main_reading
 from memlog.facts.oom_room import named, unused
 from memlog.reports.advice import had_room
+from memlog.reports.final_state import FinalState
 
+_GREW = 0.05
+"""Growth of other processes' memory is told from this share of the device on."""
+_LEAST_OUTSIDE = 1024**3
+"""The same in bytes, if the driver does not tell whose memory it is."""
 _NAMED = 4
 """Maximum number of other processes that the report names."""
 
@@ -76,6 +81,33 @@ def _device(failure: OutOfMemory) -> Iterator[str]:
         )
     if parts:
         yield f"On {failure.device}, {'; '.join(parts)}."
+
+
+def taken_by_others(state: FinalState) -> Iterator[str]:
+    """Yield a sentence if other processes took much of the failed device during the run.
+
+    If the driver does not tell whose memory it is, the sentence is about all memory outside the allocator. A
+    process's own context and libraries are a part of that.
+    """
+    failure = state.failure
+    if failure is None or failure.state is None or not failure.capacity:
+        return
+    found, kind, what = failure.state, OF_OTHERS, "outside PyTorch's allocator of this process"
+    now, threshold = found.outside, max(_GREW * failure.capacity, _LEAST_OUTSIDE)
+    if found.others is not None:
+        kind, what, threshold = OTHER_PROCESSES, "of other processes", _GREW * failure.capacity
+        now = found.others - sum(each.used or 0 for each in found.processes if each.is_child)
+    step, least = state.least.get(failure.device + kind, (None, None))
+    if now is None or least is None or now - least < threshold:
+        return
+    own = main_reading(state.first, failure.device) if state.first is not None else None
+    held = None if own is None or own.device is None else own.device.reserved
+    at = "" if step is None else f" at step {step:,}"
+    yield (
+        f"During the run, the memory {what} on {failure.device} grew from {format_bytes(least)}{at} to "
+        f"{format_bytes(now)}. PyTorch's allocator of this process held {format_bytes(held)} after the first "
+        f"step and {format_bytes(failure.reserved)} at the failure."
+    )
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

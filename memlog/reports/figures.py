@@ -12,6 +12,7 @@ from memlog.errors import TraceNotFoundError
 from memlog.events import (
     ALLOCATED,
     HOST_RSS,
+    OTHER_PROCESSES,
     TREE,
     Batch,
     Evaluation,
@@ -165,6 +166,8 @@ class _Fold:
         """
         known: dict[str, float | None] = {HOST_RSS: None, TREE: None}
         for kind, peak in self.facts.peaks.summary().items():
+            if kind.endswith(OTHER_PROCESSES):
+                continue  # no memory of the run
             # The peak that the summary calls `cuda0.allocated` is the figure `cuda0.peak`.
             is_device = kind.endswith(ALLOCATED)
             known[kind.removesuffix(ALLOCATED) + ".peak" if is_device else kind] = peak.bytes

@@ -9,6 +9,8 @@ import msgspec
 
 from memlog._internal.distributed import RankPosition
 from memlog.events import (
+    OF_OTHERS,
+    OTHER_PROCESSES,
     POSTMORTEM_KIND,
     Artifact,
     Batch,
@@ -22,6 +24,7 @@ from memlog.events import (
     Sample,
     StepInputs,
     Trace,
+    readings,
 )
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import Entry, RunDirectory
@@ -58,6 +61,9 @@ class FinalState(msgspec.Struct):
     """Device of the newest traced step if ``trace`` is ``None`` because no trace is of the failed device."""
     pinned: PinnedMemory | None = None
     """Newest reading of the pinned memory; ``None``: there was none, or it is unknown."""
+    least: dict[str, tuple[int | None, int]] = {}
+    """Lowest memory of other processes on each device, and lowest memory outside the allocator: the step, and
+    the bytes, by the reading's name."""
     devices: dict[str, Device] = {}
     """Accelerators in use, by name."""
     files: list[str] = []
@@ -153,6 +159,7 @@ def _take_all(
             state.failure = None
         elif isinstance(event, Sample):
             samples.append(event)
+            _note_least(state, event)
         elif isinstance(event, Trace):
             state.trace = traces[event.device] = event
             if event.step is not None:
@@ -161,6 +168,14 @@ def _take_all(
                 state.traced = next(same, None)
         else:
             _note(state, event)
+
+
+def _note_least(state: FinalState, sample: Sample) -> None:
+    for each in readings(sample):
+        if each.level is not None and each.name.endswith((OTHER_PROCESSES, OF_OTHERS)):
+            known = state.least.get(each.name)
+            if known is None or each.level < known[1]:
+                state.least[each.name] = sample.step, each.level
 
 
 def _note_failure(state: FinalState, failure: OutOfMemory) -> None:

@@ -23,7 +23,7 @@ from memlog.reports.advice import (
     needed_far_more,
     pinned_share,
 )
-from memlog.reports.failure_figures import room, table
+from memlog.reports.failure_figures import room, table, taken_by_others
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import GrowthCauses
 from memlog.reports.largest_step import of_the_end
@@ -133,6 +133,7 @@ def _cause(
         yield suspicion.why
     else:
         yield from _failure(state.failure, failed_by_chance=growth.failed_by_chance)
+        yield from taken_by_others(state)
         if suspicion.why:
             yield suspicion.why
     if state.survived:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import ARGUMENTS
@@ -26,7 +26,7 @@ from memlog.journal import Binding, JournalFile, Position
 from memlog.journal.format import START
 from memlog.probes.cgroup import read_cgroup
 from memlog.probes.machine import available_memory, machine_memory, memory_limit
-from memlog.probes.nvml import Nvml
+from memlog.probes.nvml import Nvml, ProcessUse
 from memlog.probes.tree import ProcessTree, read_again
 
 _STEPS = 5
@@ -66,13 +66,19 @@ class DevicesInUse:
                 _, before = self._reserved.get(each.owner, (None, None))
                 self._reserved[each.owner] = before, each.level
 
-    def read(self, nvml: Nvml) -> tuple[DeviceUse, ...]:
-        """Return the memory in use on each device, except devices that the driver does not report."""
+    def read(
+        self, nvml: Nvml, trainer: int, children: Collection[int] = ()
+    ) -> tuple[DeviceUse, ...]:
+        """Return the memory in use on each device, except devices that the driver does not report.
+
+        ``trainer`` and ``children`` are process ids: of the training process, and of its descendants.
+        """
         found = []
         for name, device in self._devices.items():
             used = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
-            if used is not None:
-                found.append(DeviceUse(name, used, self._other(name, used)))
+            if used is not None and device.uuid is not None:
+                others = _of_others(nvml.processes(device.uuid), trainer, children)
+                found.append(DeviceUse(name, used, self._other(name, used), others))
         return tuple(found)
 
     def _other(self, name: str, used: int) -> int | None:
@@ -80,6 +86,15 @@ class DevicesInUse:
         # difference counts only if the last two steps reported the same number of bytes.
         before, held = self._reserved.get(name, (None, None))
         return used - held if held is not None and before == held <= used else None
+
+
+def _of_others(found: Sequence[ProcessUse], trainer: int, children: Collection[int]) -> int | None:
+    """Return the bytes of processes outside the training; ``None`` if unknown."""
+    if all(each.pid != trainer for each in found):
+        return None  # in a container, the driver's ids can be those of other processes here
+    others = [each.used for each in found if each.pid != trainer and each.pid not in children]
+    known = [used for used in others if used is not None]
+    return sum(known) if len(known) == len(others) else None
 
 
 class StepFollower:
@@ -241,7 +256,9 @@ class Sampler:
             children=tree.children,
             children_shared=tree.children_shared,
             host_limit=memory_limit(group.limit, self._machine),
-            devices=self._follower.devices.read(self._nvml),
+            devices=self._follower.devices.read(
+                self._nvml, self._trainer, [child.pid for child in tree.children]
+            ),
             tree_swap=tree.swap,
         )
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from support.ways_out_of_memory import PREFACE, WAYS, Way
 
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.main import cli
-from memlog.events import OutOfMemory, Trace
+from memlog.events import OutOfMemory, Sample, Trace
 from memlog.facts.failure import OUT_OF_MEMORY
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports import Summary, summarize
@@ -310,3 +311,45 @@ def test_several_devices_are_told_apart_in_backward(tmp_path: Path) -> None:
     # The device with most of the model is traced.
     assert "From the newest traced step, step 2 (native)" in ended.report
     assert "| second.0 | 4.0 MiB |" in ended.report
+
+
+SHARES = """
+    import time
+    from pathlib import Path
+
+    model, optimizer = begin()
+    while not Path("go").exists():
+        step(model, optimizer, 64)
+        time.sleep(0.05)
+    block(400)
+"""
+
+
+def test_memory_that_another_process_takes_during_the_run_is_told(tmp_path: Path) -> None:
+    if torch.cuda.get_device_name() != "Fake CUDA device":
+        pytest.skip("fills a whole device: `make cuda-tests` simulates a small one")
+    small = {"FAKE_CUDA_MEMORY": "1GiB", "FAKE_CUDA_STATE": str(tmp_path / "devices")}
+    process = child.start(PREFACE + textwrap.dedent(SHARES), tmp_path, **small)
+    found = sampled_alone(tmp_path)
+    with other_process(700, small):
+        (tmp_path / "go").touch()
+        process.communicate(timeout=120)
+    ended = Ended(found, summarize(found), [], "", process.returncode)
+    told = re.search(r"During the run, the memory of other processes .*", ended.report)
+    assert told is not None
+    assert without_sizes(told[0].replace("0 bytes", "0 B")) == without_sizes(
+        "During the run, the memory of other processes on cuda0 grew from 0 B at step 3 to 700.0 MiB. "
+        "PyTorch's allocator of this process held 42.0 MiB after the first step and 42.0 MiB at the failure."
+    )
+
+
+def sampled_alone(folder: Path) -> RunDirectory:
+    """Return the run as soon as it has a sample in which no other process uses the device."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for found in list_runs(folder / "memlog_runs"):
+            samples = [each for each in found.events() if isinstance(each, Sample)]
+            if any(use.other_processes == 0 for each in samples for use in each.devices):
+                return found
+        time.sleep(0.1)
+    raise AssertionError("the helper process has published no sample of the device")

@@ -172,7 +172,9 @@ def test_what_other_processes_hold_is_told_apart(tmp_path: Path) -> None:
         neighbour.kill()
     samples = [event for event in the_run(tmp_path).directory.events() if isinstance(event, Sample)]
     (found,) = {sample.devices for sample in samples if sample.devices}
-    assert found == (DeviceUse("cuda0", 700 * MIB, 600 * MIB),)
+    assert found == (DeviceUse("cuda0", 700 * MIB, 600 * MIB, 600 * MIB),)
+    run = the_run(tmp_path)
+    assert summarize(run.directory).peaks["cuda0.other_processes"].bytes == 600 * MIB
 
 
 PINS = """

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from support.commands import complaint, output_of
-from support.journals import GIB, MadeRun, at, batch, finished_run
+from support.journals import GIB, MadeRun, at, batch, cuda, finished_run
 
 from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
-from memlog.events import Alert, Batch, Health, Run, Trace
+from memlog.events import Alert, Batch, Device, DeviceUse, Health, Run, Sample, Trace
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
@@ -152,3 +152,19 @@ def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
     output_of("runs")
     output_of("show", "latest")
     json.loads(output_of("show", "latest", "--json"))
+
+
+@pytest.mark.parametrize(("used", "shown"), [(4 * GIB, True), (3 * GIB, False)])
+def test_other_processes_on_a_device_are_shown_from_a_twentieth_of_it_on(
+    tmp_path: Path, used: int, shown: bool
+) -> None:
+    use = DeviceUse("cuda0", 40 * GIB, 30 * GIB, used)
+    made = MadeRun(tmp_path).write(
+        Device(at(0), "cuda0", "H100", 80 * GIB), batch(0, GIB, cuda(GIB))
+    )
+    made.sampled(Sample(at(1), 0, None, None, None, None, None, devices=(use,)))
+    made.closed()
+    found = "cuda0.other_processes" in output_of("show", "latest")
+    assert found == shown
+    if shown:
+        assert "cuda0.other_processes  4.0 GiB (5%)" in output_of("show", "latest", "--all")

@@ -101,6 +101,7 @@ def test_a_sample_has_each_sampled_kind_and_the_use_of_devices() -> None:
         **{name: sizes[kind.field] for name, kind in SAMPLED.items()},
         "cuda0.device_used": 5,
         "cuda0.other": None,
+        "cuda0.other_processes": None,
     }
     assert {each.owner for each in readings(sample)} == {"host", "cuda0"}
 

@@ -115,21 +115,42 @@ def test_other_users_are_known_while_the_allocators_size_is_steady(
     for number, reserved in enumerate((10 * GIB, 20 * GIB, 20 * GIB, 40 * GIB, 40 * GIB, None)):
         run.write(step(number, reserved))
         follower.look()
-        (use,) = follower.devices.read(nvml)
+        (use,) = follower.devices.read(nvml, 1)
         assert (use.name, use.used) == ("cuda0", 30 * GIB)
         found.append(use.other)
     assert found == [None, None, 10 * GIB, None, None, None]
 
 
-def test_a_sample_has_both_metrics_of_a_device() -> None:
-    made = Sample(
-        at(1), 3, None, None, None, None, None, devices=(DeviceUse("cuda0", 30 * GIB, 10 * GIB),)
-    )
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([(1, 4 * GIB)], 0),
+        ([(1, 4 * GIB), (2, 3 * GIB), (3, 2 * GIB)], 2 * GIB),  # 2 is a descendant of the trainer
+        ([(1, 4 * GIB), (3, 2**64 - 1)], None),
+        ([(3, 2 * GIB)], None),  # the driver tells ids of the machine outside the container
+        ([], None),
+    ],
+)
+def test_other_processes_are_those_outside_the_training(
+    health: Diagnostics, processes: list[tuple[int, int]], expected: int | None
+) -> None:
+    library = Library({f"GPU-{GPU}": (81 * GIB, 30 * GIB)})
+    library.processes = processes
+    devices = DevicesInUse()
+    devices.take(Device(at(0), "cuda0", "GPU", 80 * GIB, GPU))
+    (use,) = devices.read(Nvml(health, library.load), 1, [2])
+    assert use.other_processes == expected
+
+
+def test_a_sample_has_all_metrics_of_a_device() -> None:
+    use = DeviceUse("cuda0", 30 * GIB, 10 * GIB, 9 * GIB)
+    made = Sample(at(1), 3, None, None, None, None, None, devices=(use,))
     assert {value.name: value.value for value in values(made) if value.value is not None} == {
         "memory/cuda0/device_used_mib": 30 * 1024.0,
         "memory/cuda0/other_mib": 10 * 1024.0,
+        "memory/cuda0/other_processes_mib": 9 * 1024.0,
     }
-    assert DevicesInUse().read(Nvml(Diagnostics())) == ()
+    assert DevicesInUse().read(Nvml(Diagnostics()), 1) == ()
 
 
 def test_processes_of_a_device_with_their_bytes(health: Diagnostics) -> None:
