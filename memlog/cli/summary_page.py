@@ -166,10 +166,7 @@ def _head(run: RunFacts, steps: str, *, short: bool) -> dict[str, str | Text]:
     if not short:
         facts["process"] = f"{run.pid or 'unknown'} on {run.host or 'unknown'}"
     facts["folder"] = run.directory
-    devices = {
-        name: f"{device.product or 'unknown product'}, {format_bytes(device.capacity_bytes)}"
-        for name, device in run.devices.items()
-    }
+    devices = {name: str(device) for name, device in run.devices.items()}
     if short and len(devices) > 1:
         counted = Counter(devices.values())
         facts["devices"] = "; ".join(f"{count} of {name}" for name, count in counted.items())

@@ -169,6 +169,9 @@ class DeviceState(msgspec.Struct, frozen=True, array_like=True):
     allocations on those streams can use them."""
     allowed: Int | None = None
     """Bytes of the device that torch's memory fraction allows this process; ``None``: no fraction is set."""
+    shares_host: bool = False
+    """True if the device has no memory of its own, but uses the host's. Then ``free`` are the bytes that the
+    machine can still give, and ``outside`` is unknown."""
 
 
 class HeldTensors(msgspec.Struct, frozen=True, array_like=True):

@@ -61,6 +61,8 @@ class Device(msgspec.Struct, frozen=True, array_like=True, tag="device"):
     allocator: str | None = None
     """Settings of the device's caching allocator, as in the variable ``PYTORCH_ALLOC_CONF``; empty: the
     defaults. ``None`` for devices other than CUDA's."""
+    shares_host: bool = False
+    """True if the device has no memory of its own, but uses the host's, as a GB10 does."""
 
 
 REPORT_FILE = "report.html"

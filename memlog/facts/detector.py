@@ -145,6 +145,8 @@ class GrowthDetector:
         self._anon: int | None = None
         self._suspected = 0
         self._step = 0
+        self._available: int | None = None
+        """Bytes that the machine could still give at the last sample."""
         self._judged_at: int | None = None
 
     def __call__(self, event: Event) -> None:
@@ -248,7 +250,10 @@ class GrowthDetector:
                 device.name + series.ending, step, series.level, series.floor, _STEPS
             )
             watch.floor = series.floor
-            watch.free = None if capacity is None else capacity - series.held
+            free = None if capacity is None else capacity - series.held
+            if described is not None and described.shares_host and self._available is not None:
+                free = self._available if free is None else min(free, self._available)
+            watch.free = free
 
     def _take_host(self, levels: Iterable[StepLevel]) -> None:
         for level in levels:
@@ -258,6 +263,7 @@ class GrowthDetector:
             self._report(HOST_ANON, self._host, news)
 
     def _take_sample(self, event: Sample) -> None:
+        self._available = event.available
         if event.step is None:
             return
         self._step = event.step

@@ -28,6 +28,9 @@ _SHARED_POOL = (0, 0)
 _FRACTION = "the part of the device that this process may use (`torch.cuda.set_per_process_memory_fraction`)"
 
 
+_SHARED = "the host's memory, which the device shares"
+
+
 class Limit(NamedTuple):
     """The tightest limit of a process on a device, in bytes."""
 
@@ -37,7 +40,9 @@ class Limit(NamedTuple):
     name: str
 
 
-def tightest_limit(total: int, free: int, allowed: int, reserved: int | None) -> Limit:
+def tightest_limit(
+    total: int, free: int, allowed: int, reserved: int | None, *, shared: bool = False
+) -> Limit:
     """Return the limit that leaves the process the fewest bytes.
 
     Args:
@@ -45,10 +50,11 @@ def tightest_limit(total: int, free: int, allowed: int, reserved: int | None) ->
         free: Free bytes of the device.
         allowed: Bytes of the device that torch allows the process; ``total`` if there is no such limit.
         reserved: Bytes that the process's allocator holds; ``None``: unknown.
+        shared: True if the device uses the host's memory.
     """
     if allowed < total and reserved is not None and allowed - reserved < free:
         return Limit(allowed, max(allowed - reserved, 0), _FRACTION)
-    return Limit(total, free, "the device's memory")
+    return Limit(total, free, _SHARED if shared else "the device's memory")
 
 
 def device_state(
@@ -62,12 +68,13 @@ def device_state(
     *,
     requested: int,
     allowed: int,
+    shared: bool,
 ) -> DeviceState:
     """Return the state of a CUDA device. Figures that can't be read are ``None``.
 
     ``total`` and ``free`` are bytes of the device, and ``reserved`` those that this process's allocator
     holds (``None``: unknown). ``requested`` is the size of the failed request to the driver, on the current
-    stream. ``allowed``: see `tightest_limit`.
+    stream. ``allowed`` and ``shared``: see `tightest_limit`.
     """
     others: int | None = None
     processes: tuple[DeviceProcess, ...] = ()
@@ -81,7 +88,7 @@ def device_state(
         pools = _pools(segments_without_history(torch), device, stream, requested)
     return DeviceState(
         free=free,
-        outside=None if reserved is None else max(total - free - reserved, 0),
+        outside=None if reserved is None or shared else max(total - free - reserved, 0),
         others=others,
         processes=processes,
         in_pools=pools.private,
@@ -91,6 +98,7 @@ def device_state(
         unused_of_streams=pools.unused_of_streams,
         allowed=allowed if allowed < total else None,
         expandable=has_expandable_segments(allocator_settings(torch)),
+        shares_host=shared,
     )
 
 

@@ -36,6 +36,8 @@ from memlog.oom.errors import (
 )
 from memlog.oom.frames import current_frames, locate
 from memlog.probes._backends import parse_nested
+from memlog.probes.free_memory import shares_host
+from memlog.probes.machine import available_memory
 from memlog.probes.nvml import Nvml
 
 _SNAPSHOTS = 3
@@ -179,7 +181,11 @@ class AllocatorWatch:
         phase = phase or ("backward" if _node() else None)
         figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
         total = int(torch.cuda.get_device_properties(device).total_memory)
-        limit = tightest_limit(total, free, allowed, figures.reserved)
+        shared = shares_host(torch, "cuda", device)
+        if shared:
+            left = total - (figures.reserved or 0)
+            free = min(available_memory() or free, left)
+        limit = tightest_limit(total, free, allowed, figures.reserved, shared=shared)
         state = device_state(
             torch,
             device,
@@ -190,6 +196,7 @@ class AllocatorWatch:
             self._diagnostics,
             requested=requested,
             allowed=allowed,
+            shared=shared,
         )
         event = OutOfMemory(
             time_us=now_us(),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from memlog.probes.cuda_allocator import allocator_settings, has_expandable_segments
+from memlog.probes.free_memory import shares_host
 
 
 class DeviceFigures(NamedTuple):
@@ -43,6 +44,8 @@ class Description(NamedTuple):
     capacity: int | None = None
     uuid: str | None = None
     allocator: str | None = None
+    shares_host: bool = False
+    """True if the device has no memory of its own, but uses the host's."""
 
 
 DEVICE_SCAN_S = 5.0
@@ -158,7 +161,14 @@ class CudaBackend(AcceleratorBackend):
         return super().count(torch)
 
     def describe(self, torch: Any, index: int) -> Description:
-        return super().describe(torch, index)._replace(allocator=allocator_settings(torch))
+        return (
+            super()
+            .describe(torch, index)
+            ._replace(
+                allocator=allocator_settings(torch),
+                shares_host=shares_host(torch, self.kind, index),
+            )
+        )
 
 
 def _counts_splits(torch: Any) -> bool:
@@ -212,7 +222,7 @@ class MpsBackend(AcceleratorBackend):
     def describe(self, torch: Any, _index: int) -> Description:
         get_name = getattr(torch.backends.mps, "get_name", None)
         product = None if get_name is None else get_name()
-        return Description(product, torch.mps.recommended_max_memory())
+        return Description(product, torch.mps.recommended_max_memory(), shares_host=True)
 
 
 class OtherBackend(AcceleratorBackend):

@@ -67,6 +67,7 @@ def advice(
         *(cause.remedies if cause is not None and cause.is_of_the_step else ()),
         *_workers(state),
         *_pinned(state),
+        *_shared(state),
         *_limit(failure, only_later=growth.keeps),
     ]
     return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
@@ -344,9 +345,25 @@ def pinned_share(state: FinalState) -> float:
 
 
 def _pinned(state: FinalState) -> Iterator[str]:
-    on_host = state.failure is None or state.failure.device == "host"
+    on_host = state.failure is None or state.failure.device == "host" or _is_shared(state)
     if state.pinned is not None and on_host and pinned_share(state) >= _PINNED:
         yield f"{format_bytes(state.pinned.held)} are pinned memory. {PINNED}"
+
+
+def _shared(state: FinalState) -> Iterator[str]:
+    sample = state.last_sample
+    if _is_shared(state) and sample is not None:
+        yield (
+            f"The device shares the host's memory, of which the process and its descendants held "
+            f"{format_bytes(sample.tree_pss)}: fewer DataLoader workers and less data in the host's memory "
+            "leave more for the device."
+        )
+
+
+def _is_shared(state: FinalState) -> bool:
+    """Return True if the device on which an allocation failed shares the host's memory."""
+    failure = state.failure
+    return failure is not None and failure.state is not None and failure.state.shares_host
 
 
 def _of_the_request(failure: OutOfMemory) -> str:

@@ -79,8 +79,11 @@ def _device(failure: OutOfMemory) -> Iterator[str]:
         parts.append(
             f"the device has {format_bytes(failure.capacity)}, of which {format_bytes(state.free)} are free"
         )
+    name = failure.device
+    if state.shares_host:
+        yield f"{name} shares the host's memory: `free` is what the machine could still give."
     if parts:
-        yield f"On {failure.device}, {'; '.join(parts)}."
+        yield f"On {name}, {'; '.join(parts)}."
 
 
 def taken_by_others(state: FinalState) -> Iterator[str]:

@@ -103,7 +103,7 @@ def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
             f"During the run the kernel killed {processes} of its control group because memory ran out. That "
             "is the likely cause.",
         )
-    short = None if state.last_sample is None else _short(state.last_sample)
+    short = None if state.last_sample is None else _short(state.last_sample, _on_shared(state))
     if short is not None:
         return OutOfMemoryLikelihood(
             "possible", f"{short} So memory may be the cause. {_kernel(witness)}"
@@ -117,15 +117,29 @@ def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
     return OutOfMemoryLikelihood("none", " ".join(_nothing(state, witness)))
 
 
-def _short(sample: Sample) -> str | None:
-    """Return a sentence if the container's or the machine's memory was nearly used up in the last sample."""
+def _on_shared(state: FinalState) -> int:
+    """Return the bytes that the run's allocators held on devices that share the host's memory."""
+    return sum(
+        each.level or 0
+        for each in (readings(state.steps[-1]) if state.steps else ())
+        if each.name.endswith(RESERVED)
+        and each.owner in state.devices
+        and state.devices[each.owner].shares_host
+    )
+
+
+def _short(sample: Sample, on_shared: int) -> str | None:
+    """Return a sentence if the container's or the machine's memory was nearly used up in the last sample.
+
+    ``on_shared`` are the run's bytes of the machine's memory that belong to devices.
+    """
     held, limit, left = sample.tree_pss or 0, sample.cgroup_limit, sample.available
     if limit is not None and held >= _NEAR * limit:
         return (
             f"In the last sample, it held {format_bytes(held)} of the {format_bytes(limit)} that its "
             "container may use."
         )
-    if left is not None and left <= _SPARE * (left + held):
+    if left is not None and left <= _SPARE * (left + held + on_shared):
         return f"In the last sample, the machine had only {format_bytes(left)} available."
     return None
 

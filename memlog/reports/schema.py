@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from memlog._internal.units import format_bytes
 from memlog.events import PeakSource
 from memlog.facts.peaks import Peak
 from memlog.facts.run_fold import RunStatus
@@ -21,6 +22,13 @@ SCHEMA = 1
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     product: str | None
     capacity_bytes: int | None
+    shares_host: bool = False
+    """True if the device has no memory of its own, but uses the host's."""
+
+    def __str__(self) -> str:
+        """Return the product and the size, such as ``NVIDIA H100 80GB HBM3, 80.0 GiB``."""
+        shared = ", shares the host's memory" if self.shares_host else ""
+        return f"{self.product or 'unknown product'}, {format_bytes(self.capacity_bytes)}{shared}"
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):

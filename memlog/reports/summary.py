@@ -205,7 +205,9 @@ def _run(run: RunDirectory, totals: Accumulator) -> RunFacts:
         pid=header.process.pid if header else None,
         backends=list(begin.backends) if begin else [],
         devices={
-            name: DeviceFacts(product=event.product, capacity_bytes=event.capacity)
+            name: DeviceFacts(
+                product=event.product, capacity_bytes=event.capacity, shares_host=event.shares_host
+            )
             for name, event in sorted(totals.facts.devices.items())
         },
         parameters=_sorted(totals.parameters),

@@ -189,6 +189,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
         .streamPrioritiesSupported = 1,
         .cooperativeLaunch = 1,
         .canMapHostMemory = 1,
+        .integrated = machine_integrated(),
         .hostRegisterSupported = 1,
         .memoryPoolsSupported = 1,
     };
@@ -220,6 +221,7 @@ int device_attribute(int attribute, int device) {
     case cudaDevAttrComputeCapabilityMajor: return p.major;
     case cudaDevAttrComputeCapabilityMinor: return p.minor;
     case cudaDevAttrL2CacheSize: return p.l2CacheSize;
+    case cudaDevAttrIntegrated: return p.integrated;
     case cudaDevAttrClockRate: return 1410000; /* kHz */
     case cudaDevAttrCooperativeLaunch:
     case cudaDevAttrMemoryPoolsSupported:

@@ -47,6 +47,8 @@ int machine_devices(void) {
     return count < 0 ? 0 : count > MOST_DEVICES ? MOST_DEVICES : (int)count;
 }
 
+int machine_integrated(void) { return number_setting("FAKE_CUDA_INTEGRATED", 0) != 0; }
+
 /* FAKE_CUDA_MEMORY is the size of every device; FAKE_CUDA_MEMORY_1 that of device 1. */
 size_t machine_total(int device) {
     char name[32];

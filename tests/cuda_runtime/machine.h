@@ -30,6 +30,9 @@ void machine_give(int device, size_t bytes);
 size_t size_setting(const char *name, size_t otherwise);
 long number_setting(const char *name, long otherwise);
 
+/* 1 if the devices have no memory of their own, but use the host's (FAKE_CUDA_INTEGRATED). */
+int machine_integrated(void);
+
 /* Copies to a device at most FAKE_CUDA_COPY bytes, for models larger than the host's memory. */
 void bounded_copy(void *to, const void *from, size_t bytes);
 #endif

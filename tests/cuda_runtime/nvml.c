@@ -116,6 +116,7 @@ int nvmlDeviceGetMigMode(void *, unsigned *current, unsigned *pending) {
 
 int nvmlDeviceGetMemoryInfo(void *handle, memory_v1 *memory) {
     if (check(handle)) return check(handle);
+    if (machine_integrated()) return NOT_SUPPORTED; /* as on a GB10 */
     memory->total = machine_total(index_of(handle));
     memory->used = machine_used(index_of(handle));
     memory->free = memory->total > memory->used ? memory->total - memory->used : 0;
@@ -124,7 +125,8 @@ int nvmlDeviceGetMemoryInfo(void *handle, memory_v1 *memory) {
 
 int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2 *memory) {
     memory_v1 plain;
-    if (nvmlDeviceGetMemoryInfo(handle, &plain)) return check(handle);
+    int code = nvmlDeviceGetMemoryInfo(handle, &plain);
+    if (code) return code;
     memory->total = plain.total;
     memory->reserved = 0; /* what the driver keeps for itself */
     memory->free = plain.free;

@@ -77,7 +77,7 @@ class Devices:
         return flat(self.nested_stats(index))
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        found = SimpleNamespace(name=f"Thing {index}", total_memory=80 * GIB)
+        found = SimpleNamespace(name=f"Thing {index}", total_memory=80 * GIB, is_integrated=index)
         if index == 0:
             found.uuid = UUID(int=0)
         return found

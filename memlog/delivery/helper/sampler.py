@@ -75,8 +75,11 @@ class DevicesInUse:
         """
         found = []
         for name, device in self._devices.items():
-            used = None if device.uuid is None else nvml.read(device.uuid, device.capacity)
-            if used is not None and device.uuid is not None:
+            # The driver does not tell the memory of devices that share the host's.
+            if device.uuid is None or device.shares_host:
+                continue
+            used = nvml.read(device.uuid, device.capacity)
+            if used is not None:
                 others = _of_others(nvml.processes(device.uuid), trainer, children)
                 found.append(DeviceUse(name, used, self._other(name, used), others))
         return tuple(found)

@@ -121,10 +121,7 @@ def provenance(
         "duration": None if run.duration_s is None else format_duration(run.duration_s),
         "host": run.host,
         "process": None if run.pid is None else str(run.pid),
-        "devices": ", ".join(
-            f"{name} ({device.product or 'unknown'}, {format_bytes(device.capacity_bytes)})"
-            for name, device in run.devices.items()
-        ),
+        "devices": ", ".join(f"{name} ({device})" for name, device in run.devices.items()),
         **{
             _parameter(name): value
             for name, value in run.parameters.items()

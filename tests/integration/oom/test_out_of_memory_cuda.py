@@ -353,3 +353,22 @@ def sampled_alone(folder: Path) -> RunDirectory:
                 return found
         time.sleep(0.1)
     raise AssertionError("the helper process has published no sample of the device")
+
+
+def test_a_device_that_shares_the_hosts_memory_blames_no_other_process(tmp_path: Path) -> None:
+    program = """
+        model, optimizer = begin()
+        step(model, optimizer, 131_072)
+    """
+    ended = run(tmp_path, program, 300, FAKE_CUDA_INTEGRATED="1")
+    assert ended.summary.run.devices["cuda0"].shares_host
+    (failure, *_) = ended.failures
+    assert failure.state is not None
+    assert failure.state.shares_host
+    assert failure.state.outside is None
+    # The machine can give more. The driver's figure would lack the other process's 300 MiB.
+    assert failure.free == 2**30 - (failure.reserved or 0)
+    assert "cuda0 shares the host's memory" in ended.report
+    shown = CliRunner().invoke(cli, ["show", ended.run.id, "--dir", str(ended.run.path.parent)])
+    assert "Fake CUDA device, 1.0 GiB, shares the host's memory" in shown.output
+    assert not [name for name in ended.summary.metrics if "device_used" in name]

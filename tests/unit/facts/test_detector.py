@@ -18,6 +18,7 @@ from memlog.events import (
     Event,
     Finding,
     Inquiry,
+    Sample,
     StepInputs,
     TensorInput,
 )
@@ -171,6 +172,20 @@ def test_each_series_is_judged_by_itself() -> None:
     assert device.forecast is not None
     low, high = device.forecast
     assert low - 20 <= 1950 <= high + 20
+
+
+def test_a_device_that_shares_the_hosts_memory_can_grow_by_what_the_machine_can_give() -> None:
+    def limit(*, shares_host: bool) -> float:
+        judge, reports = detector()
+        judge(Device(at(0), "cuda0", "Made-up", 4000 * MIB, shares_host=shares_host))
+        for step in range(400):
+            judge(Sample(at(step), step, GIB, 1, (1100 - 2 * step) * MIB, None, None))
+            judge.step(step, 500, device=100 + 2 * step)
+        (found,) = reports.confirmed
+        return found.limit or 0
+
+    assert limit(shares_host=False) == pytest.approx(4000 * MIB, rel=0.01)
+    assert limit(shares_host=True) == pytest.approx(1200 * MIB, rel=0.01)
 
 
 def fragmented(

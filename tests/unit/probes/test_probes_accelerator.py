@@ -20,6 +20,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading
 from memlog.probes._backends import DeviceFigures, parse_flat, parse_nested
 from memlog.probes.accelerator import AcceleratorProbe
+from memlog.probes.free_memory import shares_host
 
 
 class Clock:
@@ -165,11 +166,13 @@ def test_new_devices_are_described_once(use: Any, probe: AcceleratorProbe) -> No
     assert probe.new_devices() == ()
     probe.read()
 
-    described = [(d.name, d.product, d.capacity, d.uuid) for d in probe.new_devices()]
+    described = [
+        (d.name, d.product, d.capacity, d.uuid, d.shares_host) for d in probe.new_devices()
+    ]
 
     assert described == [
-        ("cuda0", "Thing 0", 80 * GIB, str(UUID(int=0))),
-        ("cuda1", "Thing 1", 80 * GIB, None),  # a torch that does not report it
+        ("cuda0", "Thing 0", 80 * GIB, str(UUID(int=0)), False),
+        ("cuda1", "Thing 1", 80 * GIB, None, True),  # a torch that does not report its UUID
     ]
     probe.read()
     assert probe.new_devices() == ()
@@ -252,6 +255,7 @@ def test_mps_is_not_touched_until_a_tensor_lies_there(use: Any, probe: Accelerat
     assert probe.read() == (DeviceReading("mps0", GIB, 2 * GIB, None, None, None),)
     (device,) = probe.new_devices()
     assert (device.name, device.product, device.capacity) == ("mps0", "Apple M9", 16 * GIB)
+    assert device.shares_host
 
 
 def test_other_kinds_come_through_the_accelerator_interface(
@@ -300,3 +304,11 @@ def test_nothing_of_memlogs_resets_a_statistic() -> None:
     resets = {name for name in names if name.startswith(("reset_peak", "reset_max", "reset_accum"))}
     assert resets | (names & {"empty_cache", "_cuda_resetPeakMemoryStats"}) == set()
     assert "memory_stats" in names  # that what reads is found in this way
+
+
+def test_integrated_devices_of_amd_may_have_a_part_of_memory_of_their_own() -> None:
+    torch = Torch(cuda=Devices(nested(1, 1, 1), nested(2, 2, 2)))
+    assert shares_host(torch, "cuda", 1)
+    torch.version.hip = "7.0"
+    assert not shares_host(torch, "cuda", 1)
+    assert not shares_host(torch, "xpu", 0)

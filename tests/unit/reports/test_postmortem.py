@@ -9,14 +9,24 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 from support import training
-from support.journals import GIB, MIB, MadeRun, at, batch
+from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 from support.postmortems import ADVICE, FAILURE, KILLED, SAMPLE, changed, ended, report_of, trace
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.postmortem import OUT_OF_MEMORY as LIKELY
 from memlog.delivery.helper.postmortem import WORKER_KILLED as POSSIBLE
 from memlog.delivery.helper.postmortem import _rule, explain_afterwards
-from memlog.events import Artifact, Batch, PinnedMemory, Sample, Trace, TracedLayer, TracedLine
+from memlog.events import (
+    Artifact,
+    Batch,
+    Device,
+    DeviceState,
+    PinnedMemory,
+    Sample,
+    Trace,
+    TracedLayer,
+    TracedLine,
+)
 from memlog.reports import advice, postmortem
 from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
@@ -358,3 +368,24 @@ def test_little_pinned_memory_is_no_advice(
 def test_pinned_memory_is_no_advice_if_a_device_is_full(tmp_path: Path) -> None:
     text = report_of(ended(tmp_path, pinned(256), changed(device="cuda0"))).text
     assert "are pinned memory" not in text
+
+
+@pytest.mark.parametrize("shares_host", [True, False])
+def test_memory_of_a_device_that_shares_the_hosts_counts_as_the_runs(
+    tmp_path: Path, shares_host: bool
+) -> None:
+    run = MadeRun(tmp_path)
+    run.write(Device(at(0), "cuda0", "GB10", 120 * GIB, shares_host=shares_host))
+    run.write(*(batch(step, GIB, cuda(100 * GIB)) for step in range(30)))
+    run.write(msgspec.structs.replace(SAMPLE, available=3 * GIB))
+    title = report_of(final_state(run.closed())).title
+    assert ("with little memory left" in title) == shares_host
+
+
+def test_what_the_host_holds_matters_to_a_device_that_shares_its_memory(tmp_path: Path) -> None:
+    state = DeviceState(free=100 * MIB, shares_host=True)
+    full = changed(device="cuda0", state=state, limit=120 * GIB, machine=120 * GIB, reserved=GIB)
+    text = report_of(ended(tmp_path, SAMPLE, pinned(256), full)).text
+    assert "cuda0 shares the host's memory: `free` is what the machine could still give." in text
+    assert "of which the process and its descendants held 1.0 GiB" in text
+    assert "- 256.0 MiB are pinned memory." in text

@@ -55,7 +55,7 @@ def test_the_fields_are_frozen() -> None:
         "cgroup_limit_bytes failed_rank survived_failures survived_first_step survived_last_step "
         "survived_batch_sizes[]",
         "run.": "id name project directory begun ended newest_event duration_s host pid backends",
-        "run.devices.<>.": "product capacity_bytes",
+        "run.devices.<>.": "product capacity_bytes shares_host",
         "run.parameters.": "<>",
         "metrics.<>.": "axis first_index last_index last min max",
         "peaks.<>.": "bytes source step evaluation after_step",
