@@ -355,7 +355,9 @@ def sampled_alone(folder: Path) -> RunDirectory:
     raise AssertionError("the helper process has published no sample of the device")
 
 
-def test_a_device_that_shares_the_hosts_memory_blames_no_other_process(tmp_path: Path) -> None:
+def test_a_device_that_shares_the_hosts_memory_has_what_the_machine_can_give(
+    tmp_path: Path,
+) -> None:
     program = """
         model, optimizer = begin()
         step(model, optimizer, 131_072)

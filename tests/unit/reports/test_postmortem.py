@@ -21,6 +21,7 @@ from memlog.events import (
     Batch,
     Device,
     DeviceState,
+    DeviceUse,
     PinnedMemory,
     Sample,
     Trace,
@@ -389,3 +390,38 @@ def test_what_the_host_holds_matters_to_a_device_that_shares_its_memory(tmp_path
     assert "cuda0 shares the host's memory: `free` is what the machine could still give." in text
     assert "of which the process and its descendants held 1.0 GiB" in text
     assert "- 256.0 MiB are pinned memory." in text
+
+
+@pytest.mark.parametrize(
+    ("others", "outside", "said"),
+    [
+        (
+            30 * GIB,
+            33 * GIB,
+            "the memory of other processes on cuda0 grew from 1.0 GiB at step 2 to 30.0 GiB.",
+        ),
+        (4 * GIB, 33 * GIB, None),
+        (
+            None,
+            33 * GIB,
+            "the memory outside PyTorch's allocator of this process on cuda0 grew from 3.0 GiB at step 2 to "
+            "33.0 GiB.",
+        ),
+        (None, 6 * GIB, None),
+    ],
+)
+def test_what_other_processes_took_during_the_run_is_told(
+    tmp_path: Path, others: int | None, outside: int, said: str | None
+) -> None:
+    run = MadeRun(tmp_path)
+    run.write(*(batch(step, GIB, cuda(5 * GIB)) for step in range(30)))
+    for step, size in ((1, 2 * GIB), (2, GIB), (3, 9 * GIB)):
+        use = DeviceUse("cuda0", 40 * GIB, size + 2 * GIB, size)
+        run.write(msgspec.structs.replace(SAMPLE, step=step, devices=(use,)))
+    state = DeviceState(free=GIB, outside=outside, others=others)
+    full = changed(device="cuda0", state=state, limit=80 * GIB, machine=80 * GIB, reserved=11 * GIB)
+    text = report_of(final_state(run.write(full).closed())).text
+    assert ("During the run, " in text) == (said is not None)
+    if said is not None:
+        assert f"During the run, {said} PyTorch's allocator of this process held 10.0 GiB" in text
+        assert "after the first step and 11.0 GiB at the failure." in text
