@@ -50,6 +50,9 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     """Sentences about memory that the figures leave out; empty if the figures are complete."""
     without: str
     """What ``uncounted`` is about, in a few words. If it is not empty, ``fits`` does not count it."""
+    peak_by_rank: dict[int, int] = {}
+    """Peak of each stage of a pipeline, by its rank; empty if there is no pipeline. The other figures are
+    those of the rank that needs most."""
 
 
 class EstimateDocument(msgspec.Struct, frozen=True):
@@ -57,7 +60,8 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     target: str
     device: str
     ranks: int | None
-    """Number of processes of the training, of which the first is estimated; ``None``: not given."""
+    """Number of processes of the training, of which the first, or a pipeline's stage that needs most, is
+    estimated; ``None``: not given."""
     memory: int | None
     steps: tuple[EstimatedStep, ...]
 
@@ -296,6 +300,7 @@ def _row(found: Estimate, limit: int | None) -> EstimatedStep:
         fits=None if limit is None else found.fits(limit),
         uncounted=found.uncounted,
         without="; ".join(filter(None, (found.without, _PROCESS if found.device == "cpu" else ""))),
+        peak_by_rank=found.peak_by_rank,
     )
 
 
@@ -320,9 +325,23 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         console.print(rows)
         console.print()
         console.print(plain(_note(found[-1]), "dim"))
+        for each in found:
+            if each.peak_by_rank:
+                console.print(plain(_stages(each)))
         for sentence in found[-1].uncounted:
             console.print(plain(f"Warning: {sentence}"))
         _print_advice(console, found[-1])
+
+
+def _stages(found: Estimate) -> str:
+    of = "" if found.batch is None else f", batch {found.batch:,}"
+    peaks = found.peak_by_rank
+    each = ", ".join(f"{rank}: {format_bytes(peak)}" for rank, peak in peaks.items())
+    most = next(rank for rank, peak in peaks.items() if peak == found.peak)
+    return (
+        f"Peak of tensors by rank, one for each stage{of}: {each}. The table is of rank {most}, which needs "
+        "most."
+    )
 
 
 def _print_advice(console: Console, found: Estimate) -> None:

@@ -72,6 +72,7 @@ class Estimate:
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
         recording: The trace of the step with the highest peak, which memlog's exporters read.
+        peak_by_rank: ``peak`` of each stage of a pipeline, by its rank; empty if there is no pipeline.
     """
 
     def __init__(self, question: Question, mode: FakeMode | None = None) -> None:
@@ -79,6 +80,7 @@ class Estimate:
         self.device = question.device
         self.gpu = question.gpu.name if question.device == "cuda" else None
         self.ranks = question.ranks
+        self.peak_by_rank: dict[int, int] = {}
         self.batch = question.size
         self.length = question.length
         found = question.trace(mode)
@@ -410,23 +412,42 @@ def estimate_made_by(
     """Estimate the step that the function ``make`` returns. Tensors that ``make`` creates are fake.
 
     ``make`` returns a dictionary of arguments of `estimate`: ``step``, and if needed ``model``, ``optimizer``
-    and ``expandable_segments``. ``batch``, ``length``, ``device`` and ``ranks`` are as for `estimate`.
+    and ``expandable_segments``. ``batch``, ``length``, ``device`` and ``ranks`` are as for `estimate`. If
+    ``make`` makes a stage of a pipeline, each stage is estimated, and the one that needs most is returned.
 
     Raises:
         ConfigurationError: As in `estimate`, or the result of ``make`` has an unknown key.
     """
     kind, gpu = chosen(device)
-    mode = FakeMode(Places() if kind == "cuda" else None)
-    with one_of(ranks, mode):
-        with reasons(), mode, all_on_cpu(mode.places), real_indices():
-            made = make()
-        unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
-        if unknown:
-            raise ConfigurationError(
-                f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer and "
-                "expandable_segments"
+
+    def of_rank(rank: int) -> Estimate:
+        mode = FakeMode(Places() if kind == "cuda" else None)
+        with one_of(ranks, mode, rank):
+            with reasons(), mode, all_on_cpu(mode.places), real_indices():
+                made = make()
+            unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
+            if unknown:
+                raise ConfigurationError(
+                    f"the dictionary has the key {min(unknown)!r}: its keys may be step, model, optimizer "
+                    "and expandable_segments"
+                )
+            question = Question(
+                **made,
+                batch=batch,
+                length=length,
+                device=kind,
+                gpu=gpu,
+                ranks=ranks,
+                changes=changes,
             )
-        question = Question(
-            **made, batch=batch, length=length, device=kind, gpu=gpu, ranks=ranks, changes=changes
-        )
-        return Estimate(question, mode)
+            return Estimate(question, mode)
+
+    if ranks is None:
+        return of_rank(0)
+    from memlog.estimates.pipeline import found_by_rank  # noqa: PLC0415 - it loads torch.distributed
+
+    by_rank = found_by_rank(of_rank)
+    most = max(by_rank.values(), key=lambda each: each.needed)
+    if len(by_rank) > 1:
+        most.peak_by_rank = {rank: each.peak for rank, each in by_rank.items()}
+    return most

@@ -47,8 +47,8 @@ _USE_DEVICES: Final = (
 
 
 @contextmanager
-def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
-    """Let the program inside the block be the first rank of a training with ``ranks`` processes.
+def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
+    """Let the program inside the block be one rank of a training with ``ranks`` processes.
 
     ``mode`` is the mode of the program's tensors.
 
@@ -62,7 +62,7 @@ def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
             "torch.distributed is initialized already, and ranks= lets the estimate do that: leave out the "
             "call of init_process_group, or make it in the function that makes the model"
         )
-    environment = {"RANK": 0, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": ranks}
+    environment = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": ranks}
     with ExitStack() as undo:
         undo.enter_context(patch.object(mode, "has_real_indices", True))
         undo.enter_context(
@@ -70,7 +70,7 @@ def one_rank_of(ranks: int, mode: FakeMode) -> Iterator[None]:
         )
         if mode.places is not None:
             undo.enter_context(op_workspace.without_workspaces(_COLLECTIVES))
-        dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         undo.callback(dist.destroy_process_group)
         undo.enter_context(
             patch.object(dist, "init_process_group", functools.partial(_joined, ranks))

@@ -34,7 +34,7 @@ _FSDP1: Final = (
 )
 _VALUES: Final = (
     "this call of torch.distributed needs values from other ranks, which an estimate does not have: leave it "
-    "out for the estimate; of a pipeline, estimate each stage as a model of its own"
+    "out for the estimate; make the stages of a pipeline in the function that `memlog estimate` calls"
 )
 _TORCH: Final = Path(torch.__file__).parent
 
@@ -44,7 +44,7 @@ _ranks: int | None = None
 
 
 @contextmanager
-def one_of(ranks: int | None, mode: FakeMode) -> Iterator[None]:
+def one_of(ranks: int | None, mode: FakeMode, rank: int = 0) -> Iterator[None]:
     """Let the program inside the block be one rank, if there are several (`memlog.estimates.one_rank`).
 
     Raises:
@@ -65,7 +65,7 @@ def one_of(ranks: int | None, mode: FakeMode) -> Iterator[None]:
             f"torch {torch.__version__} can't be one rank of several in an estimate ({error}): install 2.13"
         ) from error
 
-    with one_rank_of(ranks, mode):
+    with one_rank_of(ranks, mode, rank):
         before, _ranks = _ranks, ranks
         try:
             yield

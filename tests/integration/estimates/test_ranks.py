@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.pipeline_jobs import PIPELINES, RANKS
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -102,6 +103,24 @@ def test_a_mesh_of_a_tensor_has_the_ranks_in_order() -> None:
 
     found = estimate_made_by(lambda: sharded(mesh), ranks=8)
     assert found.categories["parameters"] == pytest.approx(PARAMETERS // 4, rel=0.01)
+
+
+@pytest.mark.parametrize("job", PIPELINES, ids=lambda job: job.__name__)
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+def test_each_stage_of_a_pipeline_is_estimated(job: Callable[[], dict[str, Any]]) -> None:
+    found = estimate_made_by(job, ranks=RANKS)
+    sharded_stages = job.__name__ == "sharded_stages"
+    assert list(found.peak_by_rank) == ([0, 2] if sharded_stages else [0, 1, 2, 3])
+    assert found.peak in found.peak_by_rank.values()
+    assert len(set(found.peak_by_rank.values())) > 1
+
+
+def test_stages_that_wait_for_each_other_are_refused() -> None:
+    def job() -> dict[str, Any]:
+        dist.recv_object_list([None], src=1 - dist.get_rank())
+        return training(layers())
+
+    assert "wait for each other" in refused(job, ranks=2)
 
 
 def refused(job: Callable[[], dict[str, Any]], ranks: Any = 8) -> str:
