@@ -22,8 +22,9 @@ from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
 from memlog.cli.options import json_option
-from memlog.cli.output import page, plain, print_json, table
+from memlog.cli.output import page, plain, print_json, saving_table, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
+from memlog.facts.saving import SavingCost
 from memlog.reports import encode
 from memlog.sink import is_installed
 
@@ -64,6 +65,9 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     estimated; ``None``: not given."""
     memory: int | None
     steps: tuple[EstimatedStep, ...]
+    saving: tuple[SavingCost, ...] = ()
+    """Memory that each way of saving a checkpoint takes in addition. Empty if model and optimizer are
+    unknown."""
 
 
 class PlanDocument(msgspec.Struct, frozen=True):
@@ -146,6 +150,7 @@ def estimate_step(
         ranks,
         limit,
         tuple(_row(each, limit) for each in found),
+        found[-1].saving,
     )
     if as_json:
         print_json(encode(document))
@@ -331,6 +336,9 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         for sentence in found[-1].uncounted:
             console.print(plain(f"Warning: {sentence}"))
         _print_advice(console, found[-1])
+        if document.saving:
+            console.print()
+            console.print(saving_table(console, document.saving))
 
 
 def _stages(found: Estimate) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from memlog._internal.patterns import lazy_pattern
 from memlog._internal.terminal import one_line
 from memlog.facts.run_fold import RunStatus
+from memlog.facts.saving import SavingCost, saving_rows
 
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",
@@ -68,6 +69,15 @@ def table(
         overflow: OverflowMethod = "fold" if name in folded else "ellipsis"
         justify: JustifyMethod = "right" if name in right else "left"
         made.add_column(name, justify=justify, no_wrap=name not in folded, overflow=overflow)
+    return made
+
+
+def saving_table(console: Console, costs: Iterable[SavingCost]) -> Table:
+    """Return a table of the memory that each way of saving a checkpoint takes in addition."""
+    heading = "saving a checkpoint takes, in addition"
+    made = table(console, heading, "host", "device", right=["host", "device"])
+    for calls, host, device in saving_rows(costs):
+        made.add_row(calls, host, device)
     return made
 
 

@@ -35,6 +35,7 @@ from memlog.estimates.plan import FittingPlan, plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
+from memlog.facts.saving import SavingCost, saving_costs
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
@@ -71,6 +72,8 @@ class Estimate:
             as a dataset, offloaded activations and outputs. They are not in ``peak``. 0 on the CPU.
         categories: Bytes at the peak, by category (parameters, gradients, activations, …).
         layers: Figures of every layer.
+        saving: Memory that each way of saving a checkpoint takes in addition, at its peak. Empty if the step
+            has neither model nor optimizer.
         recording: The trace of the step with the highest peak, which memlog's exporters read.
         peak_by_rank: ``peak`` of each stage of a pipeline, by its rank; empty if there is no pipeline.
     """
@@ -83,7 +86,7 @@ class Estimate:
         self.peak_by_rank: dict[int, int] = {}
         self.batch = question.size
         self.length = question.length
-        found = question.trace(mode)
+        found, to_save = question.trace(mode)
         self.on_host = found.on_host if isinstance(found, TracedTraining) else 0
         self._replay = Replay(found) if isinstance(found, TracedTraining) else None
         self.recording: RecordedTrace = (
@@ -93,6 +96,7 @@ class Estimate:
         self.peak: int = result.peak or 0
         self.categories: dict[str, int] = result.categories
         self.layers: tuple[LayerFigures, ...] = result.layers
+        self.saving: tuple[SavingCost, ...] = () if to_save is None else saving_costs(to_save)
         self._allocator = CachingAllocator(expandable=question.expandable_segments)
         if self._replay is not None:
             self._replay.on(self._allocator)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.cuda_kernels.gpu import A100, Gpu
@@ -22,11 +27,14 @@ from memlog.estimates.fakes import Fakes
 from memlog.estimates.places import Places
 from memlog.estimates.several_processes import one_of, refuse_several_processes
 from memlog.estimates.traced_training import TracedTraining
+from memlog.events import SavedState
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead
 from memlog.tracer.engines.selection import are_compiled
 
 DeviceType: TypeAlias = Literal["cuda", "cpu"]
+_Of = TypeVar("_Of")
+Refs: TypeAlias = list[weakref.ref[_Of]]
 _ARGUMENTS = ("model", "optimizer", "batch", "length")
 
 
@@ -100,10 +108,13 @@ class Question:
         return replace(self, length=length)
 
     @only_new_objects()
-    def trace(self, mode: FakeMode | None = None) -> RecordedTrace | TracedTraining:
+    def trace(
+        self, mode: FakeMode | None = None
+    ) -> tuple[RecordedTrace | TracedTraining, SavedState | None]:
         """Trace the step on fake tensors; for a CUDA device, also the first step.
 
-        If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``.
+        If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``. The second
+        result is the size of what a checkpoint saves; ``None``: the step has neither model nor optimizer.
         """
         if mode is None:
             mode = FakeMode(Places() if self.device == "cuda" else None)
@@ -132,10 +143,54 @@ class Question:
             arguments = {name: values[name] for name in _names(self.step, values)}
 
             given_step = partial(self.step, **arguments)
-            with self.changes.made(given_step, model, optimizers) as step:
+            with self.changes.made(given_step, model, optimizers) as step, _used() as used:
+                found: RecordedTrace | TracedTraining
                 if mode.places is not None:
-                    return traced_training(step, model, optimizers, self.gpu, mode.places)
-                return traced_step(step, model, optimizers, measure=True)
+                    found = traced_training(step, model, optimizers, self.gpu, mode.places)
+                else:
+                    found = traced_step(step, model, optimizers, measure=True)
+            called, stepped = used
+            if model is None and called:
+                model = called[0]()
+            optimizers = optimizers or [each for one in stepped if (each := one()) is not None]
+            return found, _to_save(model, optimizers, mode.places, self.ranks or 1)
+
+
+@contextmanager
+def _used() -> Iterator[tuple[Refs[nn.Module], Refs[Optimizer]]]:
+    """Yield lists of the first module that is called and of the optimizers that step inside the block."""
+    called: Refs[nn.Module] = []
+    stepped: Refs[Optimizer] = []
+
+    def note_call(module: nn.Module, _: Any) -> None:
+        if not called:
+            called.append(weakref.ref(module))
+
+    def note_step(optimizer: Optimizer, *_: Any) -> None:
+        if not any(optimizer is each() for each in stepped):
+            stepped.append(weakref.ref(optimizer))
+
+    hooks = (
+        register_module_forward_pre_hook(note_call),
+        register_optimizer_step_post_hook(note_step),
+    )
+    try:
+        yield called, stepped
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _to_save(
+    model: nn.Module | None, optimizers: Sequence[Optimizer], places: Places | None, ranks: int
+) -> SavedState | None:
+    if model is None and not optimizers:
+        return None
+
+    def is_on_host(tensor: Tensor) -> bool:
+        return places is None or places.is_elsewhere(places.of_storage(tensor.untyped_storage()))
+
+    return saved_state(model, optimizers, ranks=ranks, is_on_host=is_on_host)
 
 
 def _resized(tensor: Tensor, before: int, size: int) -> Tensor:

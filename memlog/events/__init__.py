@@ -7,7 +7,8 @@
     │   ├─ for batch in …:
     │   │   ├─ loss = model(x)
     │   │   ├─ loss.backward()
-    │   │   └─ optimizer.step()                     Device (first seen), Parameters (once), Batch
+    │   │   └─ optimizer.step()                     Device (first seen), Parameters (once), Batch,
+    │   │        │                                  SavedState (once)
     │   │        └─ the loss, when it is known      Loss
     │   └─ end of the epoch                         Epoch
     ├─ minimize(loss_function):
@@ -127,6 +128,7 @@ from memlog.events.run import (
     RankFailure,
     Run,
 )
+from memlog.events.saving import SavedState, SavedTensors, SavingWay
 
 __all__ = [
     "ALLOCATED",
@@ -188,6 +190,9 @@ __all__ = [
     "Recorded",
     "Run",
     "Sample",
+    "SavedState",
+    "SavedTensors",
+    "SavingWay",
     "Scope",
     "Status",
     "StepInputs",
@@ -226,6 +231,7 @@ Event: TypeAlias = (
     | Inquiry
     | HeapReading
     | PinnedMemory
+    | SavedState
     | StepInputs
     | OutOfMemory
     | Sample
@@ -259,5 +265,6 @@ def field_names() -> dict[str, tuple[str, ...]]:
         RankSpread,
         DeviceProcess,
         DeviceState,
+        SavedTensors,
     )
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

@@ -1,0 +1,188 @@
+"""Sizes of what a checkpoint saves, from the tensors of a model and of its optimizers."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from memlog.events import SavedState, SavedTensors, SavingWay, now_us
+
+_UNITS: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MAPPED: Final = 32 * 2**20
+"""Bytes from which the GNU C library maps memory and unmaps it when it is freed, whatever came before
+(``DEFAULT_MMAP_THRESHOLD_MAX``)."""
+_SHARD: Final = 50 * 10**9
+"""Bytes of a file of ``save_pretrained`` in Transformers 5."""
+
+
+def saved_state(
+    model: Any,
+    optimizers: Iterable[Any],
+    *,
+    ranks: int = 1,
+    step: int | None = None,
+    way: SavingWay | None = None,
+    first_at: int | None = None,
+    trained_only: bool = False,
+    is_on_host: Callable[[Any], bool] | None = None,
+) -> SavedState | None:
+    """Return the size of a training's checkpoint; ``None`` if a tensor does not tell its size.
+
+    Nothing is computed, and no ``state_dict()`` is made: that of FSDP would gather the model. A thousand
+    tensors take some milliseconds.
+
+    Args:
+        model: The model; ``None``: the parameters of the optimizers.
+        optimizers: The optimizers, after a step that has made their state.
+        ranks: Number of processes that train together.
+        step: Last completed step.
+        way: Way in which the trainer will save; ``None``: unknown.
+        first_at: Step after which the trainer saves first; ``None``: unknown.
+        trained_only: True if the checkpoint has only those of the model's parameters that are trained.
+        is_on_host: Function that returns whether a tensor is in the host's memory; ``None``: by its device.
+    """
+    optimizers = list(optimizers)
+    if model is None:
+        of_model = [each for one in optimizers for each in _parameters(one)]
+    else:
+        of_model = list(_saved(model))
+        if trained_only:
+            of_model = [each for each in of_model if each.requires_grad]
+    of_optimizers = [each for one in optimizers for each in _tensors(one.state)]
+    if any(_is_opaque(each) for each in of_model):
+        return None
+    place = _is_on_host if is_on_host is None else is_on_host
+    return SavedState(
+        time_us=now_us(),
+        step=step,
+        model=_sums(of_model, place),
+        optimizer=_sums(of_optimizers, place),
+        whole_model=model is not None,
+        ranks=ranks,
+        dcp_keeps_copies=_has("torch", "distributed/checkpoint/filesystem.py", "tensor_dict["),
+        safetensors_copies=not _has("safetensors", "torch.py", "_flatten_as_ptr"),
+        shard=_shard(),
+        way=way,
+        first_at=first_at,
+    )
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _saved(model: Any) -> Iterator[Any]:
+    """Return the parameters and persistent buffers of a model, in the order of its ``state_dict()``."""
+    for module in model.modules():
+        yield from (each for each in module._parameters.values() if each is not None)  # noqa: SLF001 - see below
+        left_out = module._non_persistent_buffers_set  # noqa: SLF001 - no public function tells it
+        for name, each in module._buffers.items():  # noqa: SLF001 - likewise
+            if each is not None and name not in left_out:
+                yield each
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Return the tensors in nested containers."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif hasattr(value, "untyped_storage"):
+        yield value
+
+
+def _is_opaque(tensor: Any) -> bool:
+    """Return whether a parameter hides its size: FSDP1's and DeepSpeed's are parts of others."""
+    return type(tensor).__name__ == "FlatParameter" or hasattr(tensor, "ds_id")
+
+
+def _is_on_host(tensor: Any) -> bool:
+    return tensor.device.type == "cpu"  # type: ignore[no-any-return]
+
+
+def _sums(tensors: Iterable[Any], is_on_host: Callable[[Any], bool]) -> SavedTensors:
+    host = device = largest = buffered = small = copied = whole = undivided = gathered = sharded = 0
+    seen: set[int] = set()
+    for tensor in tensors:
+        placements = getattr(tensor, "placements", None)
+        local = tensor if placements is None else tensor._local_tensor  # noqa: SLF001 - to_local() is recorded
+        storage, on_host = local.untyped_storage(), is_on_host(local)
+        size, stored = _size(local), storage.nbytes()
+        if not on_host:
+            copied += 1 << (size - 1).bit_length() if _is_pinned(local) and size else size
+        elif stored != size:
+            copied += size
+        if placements is not None:
+            whole += _size(tensor)
+            gathered = max(gathered, _gathered(tensor, size) + on_host * size)
+            sharded += size if all(one.is_shard() for one in placements) else 0
+        elif not on_host:
+            undivided += size
+        if storage._cdata in seen:  # noqa: SLF001 - the address of the storage, also of a fake one
+            continue
+        seen.add(storage._cdata)  # noqa: SLF001 - likewise
+        if on_host:
+            host += stored
+        else:
+            device, largest = device + stored, max(largest, stored)
+            small += stored if stored < _MAPPED else 0
+        buffered = max(buffered, host + device + (0 if on_host else stored))
+    return SavedTensors(
+        host, device, largest, buffered, small, copied, whole, undivided, gathered, sharded
+    )
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
+def _is_pinned(tensor: Any) -> bool:
+    """Return whether ``dcp.save`` copies a tensor to page-locked memory. A fake tensor stands for CUDA's."""
+    return tensor.device.type in ("cuda", "cpu")
+
+
+def _gathered(tensor: Any, local: int) -> int:
+    """Return the device memory to gather a whole tensor, one dimension of its mesh after the other.
+
+    A tensor that is divided along another dimension than its first is gathered in pieces, which are then
+    joined.
+    """
+    most, size, before = 0, local, 0
+    whole = _size(tensor)
+    for dimension in reversed(range(len(tensor.placements))):
+        placement = tensor.placements[dimension]
+        if placement.is_shard():
+            size = min(size * tensor.device_mesh.size(dimension), whole)
+            most = max(most, before + size * (1 if placement.dim == 0 else 2))
+            before = size
+    return most
+
+
+def _has(package: str, path: str, text: str) -> bool:
+    """Return whether a file of an installed package has a text; True if there is no such file.
+
+    This tells how the package works, without an import. Versions would not: forks have their own.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return True
+    file = Path(found.origin).parent / path
+    return not file.is_file() or text in file.read_text("utf-8", "replace")
+
+
+def _shard() -> int:
+    """Return the maximum bytes of a file that ``save_pretrained`` writes by default."""
+    module = sys.modules.get("transformers.modeling_utils")
+    if module is None:
+        return _SHARD
+    known = inspect.signature(module.PreTrainedModel.save_pretrained).parameters
+    text = str(known["max_shard_size"].default).upper()
+    unit = next((one for one in reversed(_UNITS) if text.endswith(one)), "")
+    number = text.removesuffix(unit)
+    return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else _SHARD
