@@ -45,6 +45,8 @@ class MemlogCallback(Callback):
 
     _session_id: str | None = None
     """Id of the session that has joined the loggers' runs."""
+    _has_told = False
+    """True if the session knows what a checkpoint of this fit saves."""
 
     def is_first_in(self, trainer: Any) -> bool:
         """Return True if this callback is the trainer's first `MemlogCallback`."""
@@ -56,6 +58,7 @@ class MemlogCallback(Callback):
         if stage == "fit":
             self.teardown(trainer)
             session.claim_steps()
+            self._has_told = False
             # Lightning has no pair of hooks around saving.
             trainer.save_checkpoint = functools.partial(_save, trainer.save_checkpoint)
         self._join(trainer, session)
@@ -68,6 +71,9 @@ class MemlogCallback(Callback):
         loop = trainer.fit_loop.epoch_loop
         if not loop._should_accumulate():  # noqa: SLF001 - Lightning itself counts with these two attributes
             session.count_step(loop._batches_that_stepped)  # noqa: SLF001
+            if not self._has_told:
+                self._has_told = True
+                _tell_saving(trainer, session)
 
     @_contained
     def on_validation_start(self, trainer: Any, session: memlog.Session, *_: Any) -> None:
@@ -115,6 +121,38 @@ def _join_run(session: memlog.Session, logger: Any) -> None:
         session.join_run("wandb", logger.experiment.id)
     elif "TensorBoardLogger" in names:
         session.join_run("tensorboard", logger.log_dir)
+
+
+def _tell_saving(trainer: Any, session: memlog.Session) -> None:
+    """Tell the session what this process saves, and how, if that is evident.
+
+    It is for Lightning's own strategies on one device and of replicated models, and for its own plugin.
+    """
+    strategy = trainer.strategy
+    is_evident = (
+        trainer.is_global_zero
+        and type(strategy).__name__ in ("SingleDeviceStrategy", "DDPStrategy")
+        and type(strategy.checkpoint_io).__name__ == "TorchCheckpointIO"
+    )
+    saving = [each for each in trainer.checkpoint_callbacks if is_evident and _saves(each)]
+    every = [getattr(each, "_every_n_train_steps", 0) for each in saving]
+    done = trainer.global_step
+    first = min(n * (done // n + 1) for n in every) if every and all(every) else None
+    total = trainer.num_training_batches * max(trainer.max_epochs or 0, 0)
+    total /= trainer.accumulate_grad_batches
+    if first is not None and (first > total > 0 or first > trainer.max_steps > 0):
+        saving, first = [], None  # the training ends before
+    weights_only = bool(saving) and all(each.save_weights_only for each in saving)
+    optimizers = () if weights_only else trainer.optimizers
+    session.will_save(
+        trainer.lightning_module, optimizers, "lightning" if saving else None, first_at=first
+    )
+
+
+def _saves(callback: Any) -> bool:
+    """Return whether a callback saves after some steps or epochs, as Lightning's own does."""
+    is_own = type(callback).__name__ == "ModelCheckpoint"
+    return is_own and bool(callback.save_top_k or callback.save_last)
 
 
 def _save(save: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ as the script has imported ``transformers.trainer``, so the script needs no chan
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from transformers.trainer import Trainer
@@ -33,6 +34,8 @@ class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not rea
 
     counts = True
     """False if another callback of the same Trainer counts the steps."""
+    _has_told = False
+    """True if the session knows what a checkpoint of this training saves."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Stop memlog from counting optimizer steps, because this callback counts the steps."""
@@ -40,19 +43,63 @@ class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not rea
         if session is None:
             say("this training is not recorded: call memlog.init() before trainer.train()")
         else:
+            self._has_told = False
             session.claim_steps()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Count an update."""
+        """Count an update. After the first, tell the session what a checkpoint will save."""
         session = memlog.current_session()
         if session is not None and self.counts:
             session.count_step(state.global_step)
+            if not self._has_told:
+                self._has_told = True
+                with session.health.contained("reading how the Trainer saves"):
+                    _tell_saving(session, args, state, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Let memlog count optimizer steps again. The script may go on with its own training loop."""
         session = memlog.current_session()
         if session is not None:
             session.release_steps()
+
+
+_training: list[Any] = []
+"""Trainers whose ``train`` runs, the innermost last."""
+_OWN_METHODS = ("save_model", "_save", "_save_optimizer_and_scheduler")
+_ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+
+
+def _train(method: Method, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    _training.append(trainer)
+    try:
+        return method(trainer, *args, **kwargs)
+    finally:
+        _training.pop()
+
+
+def _tell_saving(
+    session: memlog.Session, args: Any, state: Any, model: Any, optimizer: Any, **_: Any
+) -> None:
+    """Tell the session what this process saves, and how, if that is evident.
+
+    It is not if a class has methods of its own for saving, or if FSDP or DeepSpeed saves.
+    """
+    kind = type(_training[-1]) if _training else None
+    is_own = any(getattr(kind, name, None) is not getattr(Trainer, name) for name in _OWN_METHODS)
+    elsewhere = args.fsdp or args.deepspeed or any(map(os.environ.get, _ELSEWHERE))
+    strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
+    saves = args.should_save and strategy != "no" and not is_own and not elsewhere
+    first = None
+    if strategy == "steps" and state.save_steps > 0:
+        done = state.global_step // state.save_steps
+        first = min((done + 1) * state.save_steps, state.max_steps)
+    session.will_save(
+        model,
+        () if args.save_only_model else (optimizer,),
+        "transformers_trainer" if saves else None,
+        first_at=first,
+        trained_only="Peft" in type(model).__name__,
+    )
 
 
 def _begin(method: Method, handler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,5 +133,6 @@ def _save(method: Method, *args: Any, **kwargs: Any) -> Any:
 
 
 wrap_method(CallbackHandler, "on_train_begin", _begin)
+wrap_method(Trainer, "train", _train)
 wrap_method(Trainer, "evaluation_loop", _evaluate)
 wrap_method(Trainer, "_save_checkpoint", _save)

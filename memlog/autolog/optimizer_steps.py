@@ -144,6 +144,14 @@ class OptimizerClock:
         self._earlier = total - (0 if self._period is None else self._period.steps)
 
     @property
+    def optimizers(self) -> list[Any]:
+        """The clock's optimizer and those that alternate with it."""
+        if self._period is None:
+            return []
+        found = (each() for each in (self._period.clock, *self._period.partners))
+        return [each for each in found if each is not None]
+
+    @property
     def has_ended(self) -> bool:
         """True if the clock's optimizer is deleted, or the thread that stepped it has ended."""
         is_deleted = self._period is None or self._period.clock() is None

@@ -125,6 +125,8 @@ class BatchRecorder:
         """Requests of the helper process, for which each step looks."""
         self.check_helper: Callable[[int], object] | None = None
         """Function called after a step from `helper_check_due` on, with the time. It must not raise."""
+        self.tell_size: Callable[[], object] | None = None
+        """Function called once after some steps, if no trainer counts them. It must not raise."""
         self.helper_check_due = 0
         """Time of the next call of `check_helper`, ``time.perf_counter_ns()``."""
 
@@ -291,6 +293,11 @@ class BatchRecorder:
 
     def _do_what_is_due(self, now: int, step: int) -> None:
         if step >= self._heap_due:
+            if self._heap_gap > _HEAP_GAP and self.tell_size is not None:
+                # At the second reading, all optimizers have stepped.
+                tell, self.tell_size = self.tell_size, None
+                if not self._claimed:
+                    tell()
             # The gaps become longer: in a million steps, there are 25 readings, which take 5 to 500 µs each.
             self._heap_due = step + self._heap_gap
             self._heap_gap += self._heap_gap // 2

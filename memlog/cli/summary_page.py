@@ -20,6 +20,7 @@ from memlog.cli.output import (
     local_time,
     number,
     plain,
+    saving_table,
     table,
 )
 from memlog.events import ALLOCATED, CGROUP, HOST_RSS, OTHER_PROCESSES, PeakSource
@@ -75,6 +76,9 @@ def print_everything(console: Console, summary: Summary) -> None:
     if summary.traced.steps:
         facts = _traced(summary.traced, summary.run.duration_s)
         _print_section(console, "Traced steps", table_of(facts))
+    if summary.saving:
+        partial = " (only parameters that are trained are known)" * summary.saving_is_partial
+        _print_section(console, f"Saving{partial}", saving_table(console, summary.saving))
     if summary.alerts:
         _print_section(console, "Alerts", _alerts(console, summary))
     if summary.artifacts:

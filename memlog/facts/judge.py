@@ -1,4 +1,4 @@
-"""Judge of a run: growth, the allocator's retries and peaks, from the run's events as they come.
+"""Judge of a run: growth, the allocator's retries, the first checkpoint, from the run's events as they come.
 
 The helper process judges the run that it serves. If there is no helper process, the training process judges
 its own run at the end, from the journal, by the same code. A new helper process judges the journal from its
@@ -26,13 +26,16 @@ from memlog.events import (
     Device,
     Event,
     Finding,
+    Phase,
     Reading,
     Sample,
+    SavedState,
     readings,
 )
 from memlog.facts.allocator_retries import AllocatorRetries
 from memlog.facts.detector import FREE_LISTS, GrowthDetector
 from memlog.facts.finding_alerts import FindingAlerts
+from memlog.facts.first_checkpoint import FirstCheckpoint
 from memlog.facts.growth_findings import GrowthFindings
 from memlog.facts.run_fold import RunFold
 from memlog.facts.run_verdict import RunVerdict
@@ -88,6 +91,7 @@ class RunJudge:
         self._rules: RuleJudge | None = None
         self._bus.subscribe(self._take)
         self._bus.subscribe(self._retries, Batch, Device)
+        self._bus.subscribe(FirstCheckpoint(self.publish, free), SavedState, Sample, Phase)
 
     def begin(self, rules: RuleJudge | None, earlier: Sequence[Event]) -> None:
         """Add the alert rules, and take what an earlier helper process has published about this run.

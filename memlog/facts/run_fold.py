@@ -23,10 +23,12 @@ from memlog.events import (
     Inquiry,
     Loss,
     OutOfMemory,
+    Phase,
     RankDoubt,
     RankFailure,
     Reading,
     Sample,
+    SavedState,
     Status,
     StepInputs,
     Trace,
@@ -34,6 +36,7 @@ from memlog.events import (
 )
 from memlog.facts.detector import CHILD_FLOOR, SAMPLES, GrowthDetector
 from memlog.facts.failure import is_title
+from memlog.facts.first_checkpoint import KIND, SAVES
 from memlog.facts.growth_findings import confidence_in, finding_of
 from memlog.facts.levels import LevelFold
 from memlog.facts.peaks import PeakFold
@@ -70,6 +73,7 @@ class RunFold:
         host_limit: Bytes that the training's processes may use together; ``None``: unknown.
         cgroup_limit: Newest limit of the control group; ``None``: there is no limit, or it is unknown.
         inquiries: Newest state of the search for a cause, by the series that seemed to grow.
+        to_save: Size of what a checkpoint saves; ``None``: unknown.
         has_lost_events: True if the training process could not write some events.
     """
 
@@ -85,6 +89,8 @@ class RunFold:
         self.rank_failure: RankFailure | None = None
         self.rank_doubt: RankDoubt | None = None
         self.end: End | None = None
+        self.to_save: SavedState | None = None
+        self._has_saved = False
         self.has_lost_events = False
         self.host_limit: int | None = None
         self.cgroup_limit: int | None = None
@@ -164,6 +170,10 @@ class RunFold:
             self.rank_failure = event
         elif isinstance(event, RankDoubt):
             self.rank_doubt = event
+        elif isinstance(event, SavedState):
+            self.to_save = event
+        elif isinstance(event, Phase) and event.label == SAVES:
+            self._has_saved |= event.error is None
 
     def _take_step(self, step: int | None) -> None:
         if step is not None and (self.last_step is None or step > self.last_step):
@@ -263,7 +273,7 @@ class RunFold:
         If the run ended without an end event, nobody has judged its growth a last time. So the result
         contains growth that lasted until the end, with the suspects of a search that was under way.
         """
-        found = self._findings
+        found = [one for one in self._findings if one.kind != KIND or not self._has_saved]
         failed = self.rank_failure
         if self.end is None and (status == "killed" or (failed and status == "failed")):
             found = [*self.at_the_end(), *found]

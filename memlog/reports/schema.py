@@ -14,6 +14,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import PeakSource
 from memlog.facts.peaks import Peak
 from memlog.facts.run_fold import RunStatus
+from memlog.facts.saving import SavingCost
 from memlog.sink import Axis
 
 SCHEMA = 1
@@ -333,6 +334,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """First and last step that was completed after such a failure; ``None``: there was none."""
     survived_batch_sizes: list[int] = []
     """Batch sizes of such failures, as far as they are known, in the order in which they were tried."""
+    saving: list[SavingCost] = []
+    """Memory that each way of saving a checkpoint takes in addition; empty: unknown."""
+    saving_is_partial: bool = False
+    """True if ``saving`` counts only parameters that are trained, and their optimizer's state."""
 
     @property
     def names(self) -> list[str]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import Alert, Artifact, End, Finding, StepInputs
+from memlog.facts.saving import saving_costs
 from memlog.facts.verdict import verdict
 from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import UploadState
@@ -146,6 +147,8 @@ def _of_totals(
         survived_batch_sizes=list(dict.fromkeys(totals.survived_batches)),
         survived_first_step=min(totals.survived, default=None),
         survived_last_step=max(totals.survived, default=None),
+        saving=[] if facts.to_save is None else list(saving_costs(facts.to_save)),
+        saving_is_partial=facts.to_save is not None and not facts.to_save.whole_model,
     )
 
 

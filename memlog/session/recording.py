@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.distributed import rank_position
+from memlog.autolog.saved_state import saved_state
 from memlog.delivery.settling import Settling, settled_until
 from memlog.events import (
     End,
@@ -20,6 +23,7 @@ from memlog.events import (
     Health,
     Phase,
     Recorded,
+    SavingWay,
     Scope,
     Status,
     now_us,
@@ -57,6 +61,8 @@ class Recording(RecordingParts):
         self._reserve: bytearray | None = bytearray(_RESERVE)
         connections = self.publish, on_alert, on_in_process, self.settle
         super().__init__(settings, diagnostics, sinks, model, *connections)
+        known = (lambda: None) if model is None else weakref.ref(model)
+        self.batches.tell_size = lambda: self.will_save(known(), self._autolog.clock.optimizers)
 
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, unless this process is a fork of the one that began the session."""
@@ -98,6 +104,32 @@ class Recording(RecordingParts):
             self._diagnostics.say_once(message, message)
         self.publish(artifact)
         return self.run.path / artifact.path
+
+    def will_save(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        way: SavingWay | None = None,
+        first_at: int | None = None,
+        *,
+        trained_only: bool = False,
+    ) -> None:
+        """Publish the size of what a checkpoint saves. ``model`` is ``None`` if it is unknown."""
+        if fork.generation != self.generation or (model is None and not optimizers):
+            return
+        with self._diagnostics.contained("reading the size of a checkpoint"):
+            position = rank_position()
+            state = saved_state(
+                model,
+                optimizers,
+                ranks=1 if position is None else position.world_size,
+                step=self.batches.last_step,
+                way=way,
+                first_at=first_at,
+                trained_only=trained_only,
+            )
+            if state is not None:
+                self._bus.publish(state)
 
     def claim_steps(self, *, only_first: bool) -> None:
         """Let the caller count the steps.

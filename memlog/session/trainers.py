@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from memlog._internal import fork
-from memlog.events import Batch, Event
+from memlog.events import Batch, Event, SavingWay
 from memlog.sink import TrackerRun
 
 if TYPE_CHECKING:
@@ -80,6 +81,27 @@ class TrainerInterface:
         if self._live is not None and self._live.generation == fork.generation:
             run = TrackerRun(str(run_id), uri, name)
             self._live.runs.join(backend, run, self._live.batches.next_step)
+
+    def will_save(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        way: SavingWay | None = None,
+        *,
+        first_at: int | None = None,
+        trained_only: bool = False,
+    ) -> None:
+        """Tell the size of what a checkpoint will save, once, after a training's first step. Never raises.
+
+        Args:
+            model: The model.
+            optimizers: The optimizers whose state is saved, after a step that has made the state.
+            way: Way in which this process will save; ``None``: unknown, or another process saves.
+            first_at: The trainer's number of the step after which it saves first; ``None``: unknown.
+            trained_only: True if the checkpoint has only those parameters that are trained.
+        """
+        if self._live is not None:
+            self._live.will_save(model, optimizers, way, first_at, trained_only=trained_only)
 
     def begin_phase(self, name: str) -> None:
         """Begin a phase that `end_phase` ends. Never raises.

@@ -45,6 +45,8 @@ ADDED = (
     "survived_batch_sizes",
     "survived_first_step",
     "survived_last_step",
+    "saving",
+    "saving_is_partial",
 )
 """Keys that newer code has added to the document of `memlog show --json`."""
 
