@@ -55,11 +55,15 @@ def saved_state(
     if any(_is_opaque(each) for each in of_model):
         return None
     place = _is_on_host if is_on_host is None else is_on_host
+    try:
+        sums = _sums(of_model, place), _sums(of_optimizers, place)
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
+        return None
     return SavedState(
         time_us=now_us(),
         step=step,
-        model=_sums(of_model, place),
-        optimizer=_sums(of_optimizers, place),
+        model=sums[0],
+        optimizer=sums[1],
         whole_model=model is not None,
         ranks=ranks,
         dcp_keeps_copies=_has("torch", "distributed/checkpoint/filesystem.py", "tensor_dict["),

@@ -172,6 +172,7 @@ class RunFold:
             self.rank_doubt = event
         elif isinstance(event, SavedState):
             self.to_save = event
+            self._has_saved &= event.way is None
         elif isinstance(event, Phase) and event.label == SAVES:
             self._has_saved |= event.error is None
 

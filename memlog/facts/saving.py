@@ -29,6 +29,9 @@ SAVING_CALLS: Final[dict[SavingWay, str]] = {
     "lightning": "Trainer (Lightning)",
 }
 """Each way as a few words, such as the call that a program makes."""
+_MOVED: Final = 64 * 2**20
+"""Bytes that the GNU C library may keep of a buffer that it has moved, as long as the buffer was small: twice
+the size from which it maps memory."""
 _MOSTLY: Final = 0.95
 """Share of the bytes. If other processes have no part of them, the other bytes don't matter."""
 
@@ -40,8 +43,8 @@ class SavingCost(msgspec.Struct, frozen=True):
         way: The way, a key of `SAVING_CALLS`.
         host: Bytes of the host's memory.
         device: Bytes of the device's memory.
-        host_most: Bytes of the host's memory if the C library keeps the memory of all freed copies of tensors
-            below 32 MiB. How much it keeps is chance.
+        host_most: Bytes of the host's memory if the C library keeps all that it may keep of freed copies of
+            tensors below 32 MiB, and of a growing buffer. How much it keeps is chance.
     """
 
     way: SavingWay
@@ -65,13 +68,14 @@ def _costs(state: SavedState) -> Iterator[SavingCost]:
     largest = max(model.largest, optimizer.largest)
     buffered = max(model.buffered, model.host + model.device + optimizer.buffered)
     small = model.small + optimizer.small
+    buffered_most = buffered + small + min(_MOVED, buffered)
     gathered = max(model.gathered, optimizer.gathered)
     whole = model.whole + optimizer.whole
     yield _cost("state_dict", 0)
     yield _cost("deepcopy", host, device=device)
     yield _cost("cpu_copies", device)
     yield _cost("torch_save", largest, most=min(largest + small, device))
-    yield _cost("torch_save_buffer", buffered, most=buffered + small)
+    yield _cost("torch_save_buffer", buffered, most=buffered_most)
     # Replicated tensors are divided among the ranks in a way that this process does not know.
     alone = state.ranks == 1 or model.sharded + optimizer.sharded >= _MOSTLY * (host + device)
     if alone and (state.dcp_keeps_copies or not device):
@@ -87,7 +91,7 @@ def _costs(state: SavedState) -> Iterator[SavingCost]:
     most = min(optimizer.largest + optimizer.small, optimizer.device)
     saved = max(weights, optimizer.largest)
     yield _cost("transformers_trainer", saved, most=max(weights, most))
-    yield _cost("lightning", buffered, most=buffered + small)
+    yield _cost("lightning", buffered, most=buffered_most)
 
 
 def _cost(way: SavingWay, host: int, *, device: int = 0, most: int | None = None) -> SavingCost:

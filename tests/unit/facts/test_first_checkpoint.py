@@ -91,3 +91,5 @@ def test_after_the_first_save_there_is_no_finding_any_more() -> None:
     assert len(judge.facts.findings("failed")) == 1
     judge.facts.take(saved)
     assert judge.facts.findings("running") == []
+    judge.facts.take(LIGHTNING)  # another training of the same run
+    assert len(judge.facts.findings("running")) == 1
