@@ -72,6 +72,8 @@ LONGEST = (
     "integration/leaks/test_growing_scripts.py",
     "integration/wandb/test_wandb_in_process.py",
     "slow/test_memory_exercise.py",
+    "integration/estimates/test_saving_cuda.py",
+    "integration/estimates/test_saving.py",
     "integration/trainers/test_trainers_cuda.py",
     "integration/ranks/test_ranks_cuda.py",
     "integration/ranks/test_torchrun.py",

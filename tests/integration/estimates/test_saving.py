@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,16 @@ def saves(device: str, *ways: str) -> list[dict[str, Any]]:
     """Return the figures of real saves by a program of its own."""
     root = str(Path(__file__).parents[3])
     paths = (root, f"{root}/integrations", f"{root}/tests")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.saves", device, *ways],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FAKE_CUDA_COPY": "4k"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        more = {"PYTHONPATH": os.pathsep.join(paths), "FAKE_CUDA_COPY": "4k", "TMPDIR": folder}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.saves", device, *ways],
+            cwd=root,
+            env={**os.environ, **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert not done.returncode, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"way"')]
 

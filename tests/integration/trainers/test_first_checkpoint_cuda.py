@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from support.events import runs_in
 from support.launching import launch, write
 
 from memlog.events import Alert, Finding, SavedState
+from memlog.probes.free_memory import host_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.cuda]
 TRAINING = """
@@ -48,7 +49,7 @@ TRAINING = """
 
 @pytest.mark.parametrize("share", [1.5, 0.1])
 def test_a_checkpoint_that_does_not_fit_is_found_long_before(tmp_path: Path, share: float) -> None:
-    size = int(share * psutil.virtual_memory().available)
+    size = int(share * (host_free(os.getpid()) or 0))
     width = int((size / 3 / 4 / 4) ** 0.5)
     script = write(tmp_path, TRAINING.format(width=width, steps=20))
     memory = {"FAKE_CUDA_COPY": "4k", "FAKE_CUDA_MEMORY": f"{8 * size // 2**30 + 2}GiB"}
