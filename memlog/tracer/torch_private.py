@@ -148,20 +148,20 @@ def _compiler_backends() -> tuple[Any, ...]:
 
 
 def skip_compiling(function: Any) -> None:
-    """Tell the compiler not to compile one of memlog's functions."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    skip = getattr(frames, "skip_code", None)
-    if skip is not None:
-        skip(function.__code__)
+    """Tell the compiler to compile neither one of memlog's functions nor what it calls.
 
-
-def never_compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``function``, and lets torch compile nothing that it calls."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is None or not compiler_in_use():
-        return function
-    disabled: Callable[..., None] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
+    torch calls the hooks of a compiled module in a state in which it compiles every frame. With
+    ``fullgraph=True``, a frame that it can't compile ends the program.
+    """
+    frames = _find("_C._dynamo.eval_frame.set_code_exec_strategy")
+    if frames is not None:
+        evaluation: Any = torch._C._dynamo.eval_frame
+        skip = evaluation._FrameAction.SKIP
+        frames(function.__code__, evaluation._FrameExecStrategy(skip, skip))
+        return
+    older: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if hasattr(older, "skip_code"):
+        older.skip_code(function.__code__)
 
 
 def move_compiler_rules(ours: Any, theirs: Any) -> None:
@@ -176,7 +176,9 @@ def compilations() -> int:
     """Return the number of compilations in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None) or {}
-    return int(counters["frames"]["total"]) if "frames" in counters else 0
+    # With fullgraph=True, torch counts graphs and no frames.
+    counted = (("frames", "total"), ("stats", "unique_graphs"))
+    return sum(int(counters[kind][name]) for kind, name in counted if kind in counters)
 
 
 def fakes_active() -> bool:

@@ -71,14 +71,14 @@ def _inside(context: _Context, function: Callable[..., Any], *args: Any, **kwarg
 def bucket_sizes(roots: Iterable[Any]) -> list[int]:
     """Return the bytes of the buffers in which DistributedDataParallel reduces the gradients of ``roots``.
 
-    These are the buffers of the first step, and those that the second step makes instead. torch tells the
-    sizes, but not the addresses. Gradients that are views of the buffers are left out.
+    The second step replaces the first step's buffers. Those that torch keeps longer are left out. torch tells
+    the sizes, but not the addresses. Gradients that are views of the buffers are left out, too.
     """
     sizes: list[int] = []
     for root in roots:
         with suppress(Exception):  # no such wrapper, or a torch that tells less
             told = root._get_ddp_logging_data()
             if not told.get("gradient_as_bucket_view"):
-                for text in filter(None, (told["bucket_sizes"], told.get("rebuilt_bucket_sizes"))):
-                    sizes += map(int, text.split(", "))
+                text = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+                sizes += map(int, text.split(", "))
     return sizes

@@ -105,7 +105,9 @@ class Hooks:
         listener, diagnostics, took = self._listener, self._diagnostics, self._took
         compiling = torch.compiler.is_compiling
 
-        def module_begins(module: Any, args: Any) -> None:
+        def begins(module: Any, args: Any) -> None:
+            if compiling():
+                return
             began = perf_counter()
             try:
                 listener.module_begins(module, args)
@@ -113,25 +115,15 @@ class Hooks:
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module begins", error)
 
-        def module_ends(module: Any, output: Any) -> None:
+        def ends(module: Any, _args: Any, output: Any) -> None:
+            if compiling():
+                return
             began = perf_counter()
             try:
                 listener.module_ends(module, output)
                 took(perf_counter() - began)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module ends", error)
-
-        # torch calls the hooks of a compiled module in a state in which it compiles every frame.
-        record_begin = torch_private.never_compiled(module_begins)
-        record_end = torch_private.never_compiled(module_ends)
-
-        def begins(module: Any, args: Any) -> None:
-            if not compiling():
-                record_begin(module, args)
-
-        def ends(module: Any, _args: Any, output: Any) -> None:
-            if not compiling():
-                record_end(module, output)
 
         for hook in (begins, ends):
             torch_private.skip_compiling(hook)

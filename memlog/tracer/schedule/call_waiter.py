@@ -67,17 +67,13 @@ class CallWaiter:
 
         compiling = torch.compiler.is_compiling
 
-        def called(module: Any, inputs: Any) -> None:
+        def hook(module: Any, inputs: Any) -> None:
+            if compiling() or self._paused:
+                return
             try:
                 self._called(module, inputs)
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._diagnostics.fault("noticing a module that is called", error)
-
-        report = torch_private.never_compiled(called)
-
-        def hook(module: Any, inputs: Any) -> None:
-            if not (compiling() or self._paused):
-                report(module, inputs)
 
         torch_private.skip_compiling(hook)
         self._paused, self._compilations = False, torch_private.compilations

@@ -109,6 +109,20 @@ def test_a_compiled_model_costs_no_warning_and_no_compilation(how: str, named: s
         assert skipped(session) == 2
 
 
+def test_a_model_that_is_compiled_in_place_after_init_is_compiled_once() -> None:
+    counter = CompileCounter()
+    model = Model()
+    optimizer = sgd(model)
+    session = memlog.init("local", layers=True)
+    model.compile(backend=counter, fullgraph=True)
+    for _ in range(8):
+        step(model, optimizer)
+    memlog.finish()
+    assert counter.frame_count == 1
+    assert left() == []
+    assert not session.health.faults
+
+
 def test_a_compiled_loss_is_compiled_once() -> None:
     counter = CompileCounter()
     model = network()

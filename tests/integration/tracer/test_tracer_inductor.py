@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -193,6 +194,68 @@ def test_compiled_code_that_does_not_run_leaves_a_trace_exact() -> None:
     assert calls
     assert calls == [vars(patch._owner)[patch._name] for patch in patches.compiled_code()]
     assert (tracer.result.exactness, tracer.result.dropped) == ("exact", {})
+
+
+@torch.library.custom_op("memlog_tests::refuse_many", mutates_args=())
+def refuse_many(x: torch.Tensor) -> torch.Tensor:
+    if len(x) > 100:
+        raise ValueError("too many")
+    return x.clone()
+
+
+@refuse_many.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_compiled_code_that_raises_makes_no_exact_trace() -> None:
+    function = torch.compile(lambda x: refuse_many(x.sin() * 2).cos(), dynamic=True)
+    tracer = MemoryTracer()
+
+    def call(number: int) -> None:
+        with contextlib.suppress(ValueError):
+            function(torch.ones(number, 64))
+
+    call(128)
+    call(16)
+    with tracer.trace(nn.Identity()):
+        call(128)
+        call(16)
+    assert tracer.result.exactness == "lower bound"
+    assert sum(tracer.result.dropped.values()) == 1
+
+
+def test_compiled_code_inside_compiled_code_counts_once() -> None:
+    inner = torch.compile(lambda x: (x.sin() @ x.T).cos())
+
+    @torch.library.custom_op("memlog_tests::product", mutates_args=())
+    def product(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = inner(x)
+        return made
+
+    @product.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(len(x), len(x))
+
+    function = torch.compile(lambda x: product(x.sin() * 2) + 1)
+    function(BATCH)
+    for _ in range(2):
+        with AllocatorTruth() as allocator:
+            function(BATCH)
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Identity()):
+        function(BATCH)
+    result = tracer.result
+    assert (result.exactness, result.dropped) == ("exact", {})
+    assert result.peak - result.before == allocator.result().peak
+
+
+def test_a_compilation_of_a_full_graph_in_mid_trace_makes_no_exact_trace() -> None:
+    function = torch.compile(lambda x: x.sin().cos(), fullgraph=True)
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Identity()):
+        function(BATCH)
+    assert tracer.result.exactness == "lower bound"
 
 
 def test_a_first_compilation_in_mid_trace_makes_no_exact_trace() -> None:

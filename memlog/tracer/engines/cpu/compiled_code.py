@@ -36,6 +36,7 @@ class CompiledCode:
     calls: Counter[int] = field(default_factory=Counter, init=False)
     unknown: int = field(default=0, init=False)
     _compilations: int = field(default=0, init=False)
+    _running: bool = field(default=False, init=False)
 
     def begin(self) -> None:
         self._patches = patches.compiled_code()
@@ -56,21 +57,28 @@ class CompiledCode:
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread_state = self._module_stack.thread_state(join=True)
-        if thread_state is None:
+        # Compiled code that compiled code calls is a part of it.
+        if thread_state is None or self._running:
             return function(*args, **kwargs)
         with self._diagnostics.contained("looking at the inputs of compiled code"):
             self._track_inputs(args)
-        with (
-            self._mode.paused(),
-            self._live_storages.events.held(torch_private.mark_profile) as frees,
-            torch_private.without_log_warnings(),
-        ):
-            out, sizes = op_workspace.allocations(function, args, kwargs)
-        with self._diagnostics.contained("recording compiled code"):
-            owner = self._owner(thread_state)
-            self.calls[owner.layer] += 1
-            if not self._live_storages.add_compiled(sizes, tensors_in(out), frees, owner):
-                self.unknown += 1
+        out, sizes, returned = None, None, False
+        self._running = True
+        try:
+            with (
+                self._mode.paused(),
+                self._live_storages.events.held(torch_private.mark_profile) as frees,
+                torch_private.without_log_warnings(),
+            ):
+                out, sizes = op_workspace.allocations(function, args, kwargs)
+            returned = True
+        finally:
+            self._running = False
+            with self._diagnostics.contained("recording compiled code"):
+                owner = self._owner(thread_state)
+                self.calls[owner.layer] += 1
+                known = self._live_storages.add_compiled(sizes, tensors_in(out), frees, owner)
+                self.unknown += not (known and returned)
         return out
 
     def _track_inputs(self, args: Any) -> None:

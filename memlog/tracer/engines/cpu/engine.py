@@ -224,6 +224,10 @@ class DispatchEngine:
     def module_ends(self, module: Any, output: Any) -> None:
         del output
         self._module_stack.module_ends(module)
+        thread_state = self._module_stack.thread_state()
+        is_outermost = thread_state is not None and len(thread_state.stack) == 1
+        if is_outermost and torch_private.backward_task() == torch_private.NO_TASK:
+            self._model_tensors.find_buckets()
 
     def optimizer_begins(self, optimizer: Any) -> None:
         if self._module_stack.thread_state() is None:

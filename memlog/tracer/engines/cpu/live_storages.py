@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -324,16 +324,16 @@ class LiveStorages:
                 self.events.category(tracked, layer)
         return added
 
-    def communicated(self, tensors: Iterable[Tensor]) -> None:
-        """Classify the storages that a collective reads and writes, if nobody else knows what they are.
+    def communicated(self, tensors: Iterable[Tensor], sizes: Collection[int]) -> None:
+        """Classify older storages of unknown category that a collective reads and writes.
 
-        Only storages from before the trace count, such as the buffers of DistributedDataParallel. Those that
-        are made in the trace have a layer.
+        ``sizes``: Bytes of the buffers for communication. The tensors of a program's own collectives have
+        other sizes.
         """
         for tensor in tensors:
             self.track_existing(tensor)
             tracked = self.tracked(tensor)
-            if tracked is not None and tracked.category == OTHER:
+            if tracked is not None and tracked.category == OTHER and tracked.size in sizes:
                 tracked.category = COMMUNICATION
                 self.events.category(tracked, OUTSIDE)
 

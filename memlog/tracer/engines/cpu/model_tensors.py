@@ -12,6 +12,7 @@ from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.parameter_owners import ParameterOwners
 from memlog.tracer.engines.cpu.live_storages import LiveStorages
+from memlog.tracer.engines.wrappers import bucket_sizes
 from memlog.tracer.tensor_storages import optimizer_tensors, parameters_of
 
 
@@ -20,13 +21,20 @@ class ModelTensors:
 
     Attributes:
         late_gradients: True if the tracer missed the operation that made a gradient.
+        bucket_sizes: Bytes of the buffers for communication.
     """
 
     def __init__(self, names: ModuleNames, live_storages: LiveStorages) -> None:
         self.late_gradients = False
+        self.bucket_sizes: list[int] = []
+        self._names = names
         self._owners = ParameterOwners(names)
         self._live_storages = live_storages
         self._stepped = weakref.WeakSet[Any]()
+
+    def find_buckets(self) -> None:
+        """Find the sizes of the buffers for communication. Within a backward pass, this never returns."""
+        self.bucket_sizes = bucket_sizes(root.module() for root in self._names.roots)
 
     def add_new_roots(self) -> None:
         """Classify the tensors of root modules that were found since the last call."""

@@ -88,7 +88,7 @@ class OperationRecorder:
             return
         result = kind & dispatch_mode.RESULT
         if getattr(func, "namespace", None) == _COLLECTIVES:
-            self._live_storages.communicated(tensors_in(args))
+            self._live_storages.communicated(tensors_in(args), self._model_tensors.bucket_sizes)
             result = dispatch_mode.NOTHING
         if result == dispatch_mode.DETACHED:
             self._model_tensors.add_detached(out)
