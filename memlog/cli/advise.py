@@ -17,10 +17,11 @@ from memlog.cli.options import dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
+from memlog.facts.longest_batch import LongestBatch
 from memlog.facts.traced_steps import among
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
-from memlog.reports import encode
+from memlog.reports import encode, summarize
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.worst_step import read_worst_step
 from memlog.settings import runs_directory
@@ -38,6 +39,7 @@ class RunAdvice(msgspec.Struct, frozen=True):
     step: int | None
     advice: Advice
     standing: Standing
+    longest_batch: LongestBatch | None = None
 
 
 @click.command(
@@ -55,7 +57,8 @@ def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
     """
     found, event, trace = _worst_step(find_explained_run(runs_directory(directory), run))
-    document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace))
+    longest = summarize(found).longest_batch
+    document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace), longest)
     if as_json:
         print_json(encode(document))
         return
@@ -86,6 +89,8 @@ def _print(console: Console, document: RunAdvice) -> None:
     larger = not_the_largest(document.standing, document.step, advice)
     if larger is not None:
         console.print(plain(larger.replace("`", "")))
+    if document.longest_batch is not None:
+        console.print(plain(document.longest_batch.text.replace("`", "")))
     _print_holders(console, advice)
     console.print()
     if advice.hints:

@@ -103,6 +103,8 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
         but = "" if found.like_step is None else f". {like_another(found.like_step)}"
         made = role(found, summary.peaks)
         facts["inputs"] = f"step {found.step:,} {made}: {shapes(found.inputs)}{but}"
+    if summary.longest_batch is not None and not _is_told(summary):
+        facts["longest"] = summary.longest_batch.text
     failed = summary.failed_rank
     if failed is not None:
         others = failed.others
@@ -115,6 +117,11 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
         more = f", and {len(alerts) - 1:,} more" if len(alerts) > 1 else ""
         facts["alerts"] = f"{alerts[-1].title}{more}"
     return facts
+
+
+def _is_told(summary: Summary) -> bool:
+    """Return True if the first finding says what the longest batch needs."""
+    return any(each.kind in ("longest_batch", "larger_steps") for each in summary.findings[:1])
 
 
 def _trouble(summary: Summary) -> dict[str, str | Text]:

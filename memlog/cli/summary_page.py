@@ -63,9 +63,7 @@ def print_everything(console: Console, summary: Summary) -> None:
     if summary.findings:
         _print_section(console, "Findings", _findings(summary))
     _print_section(console, "Peaks", peaks(console, summary, all_peaks(summary)))
-    if summary.largest_step is not None:
-        facts = _largest_step(summary.largest_step, summary.peaks)
-        _print_section(console, "Inputs of the largest step", table_of(facts))
+    _print_inputs(console, summary)
     if failures := survived(summary):
         _print_section(console, "Failed allocations", plain(failures))
     for axis in _AXES:
@@ -87,6 +85,17 @@ def print_everything(console: Console, summary: Summary) -> None:
     content = delivered if isinstance(delivered, Text) else table_of(delivered)
     _print_section(console, "Delivery", content)
     _print_section(console, "Health", table_of(health_facts(summary)))
+
+
+def _print_inputs(console: Console, summary: Summary) -> None:
+    if summary.largest_step is not None:
+        facts = _largest_step(summary.largest_step, summary.peaks)
+        _print_section(console, "Inputs of the largest step", table_of(facts))
+    longest = summary.longest_batch
+    if longest is not None:
+        needs = {"needs": longest.text, "from": "; ".join(longest.evidence)}
+        shown = {name: plain(text) for name, text in needs.items() if text}
+        _print_section(console, "Longest batch", table_of(shown))
 
 
 def _print_labels(console: Console, summary: Summary) -> None:

@@ -23,6 +23,7 @@
     ├─ some steps, and while growth is examined     HeapReading
     ├─ the pinned memory has changed                PinnedMemory (at most about once a second)
     ├─ a step raised the run's peak by 5 % or more  StepInputs
+    ├─ the peak follows the size of an input        PeaksBySize (when a larger size was seen)
     ├─ an allocation failed                         OutOfMemory
     ├─ a file was saved in the run's folder         Artifact
     ├─ the helper process has read memory           Sample (about once a second)
@@ -60,6 +61,8 @@ from memlog.events.findings import (
     HeldTensors,
     Inquiry,
     OutOfMemory,
+    PeaksBySize,
+    SampleLengths,
     StepInputs,
     Trace,
     TracedLayer,
@@ -180,6 +183,7 @@ __all__ = [
     "OutOfMemory",
     "Parameters",
     "PeakSource",
+    "PeaksBySize",
     "Phase",
     "PinnedMemory",
     "RankDoubt",
@@ -190,6 +194,7 @@ __all__ = [
     "Recorded",
     "Run",
     "Sample",
+    "SampleLengths",
     "SavedState",
     "SavedTensors",
     "SavingWay",
@@ -233,6 +238,7 @@ Event: TypeAlias = (
     | PinnedMemory
     | SavedState
     | StepInputs
+    | PeaksBySize
     | OutOfMemory
     | Sample
     | Ranks
@@ -266,5 +272,6 @@ def field_names() -> dict[str, tuple[str, ...]]:
         DeviceProcess,
         DeviceState,
         SavedTensors,
+        SampleLengths,
     )
     return {**named, **{part.__name__: part.__struct_fields__ for part in parts}}

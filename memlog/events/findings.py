@@ -124,6 +124,48 @@ class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"
     inputs do not explain the peak."""
 
 
+class SampleLengths(msgspec.Struct, frozen=True, array_like=True):
+    """Lengths of a data set's samples, as a data loader's sampler, data set or collator tells them."""
+
+    source: str
+    """Place of the lengths, such as ``lengths of LengthGroupedSampler``."""
+    longest: Int
+    """Length of the longest sample, or the length to which the collator truncates if that is less."""
+    samples: Int
+    """Number of samples; 0 if only the collator's length is known."""
+    tail: tuple[Int, ...] = ()
+    """The first value is a length that half of the samples have or exceed, the second one a length that a
+    quarter have or exceed, and so on."""
+    is_random: bool = False
+    """True if each batch has samples of random lengths; False: unknown, or batches of similar lengths."""
+
+
+class PeaksBySize(msgspec.Struct, frozen=True, array_like=True, tag="peaks_by_size"):
+    """Peaks of steps, by the size of the input's dimension that they follow. The newest event counts."""
+
+    time_us: Int
+    step: Int
+    device: str
+    """``"host"``, or the device's name as in metric names."""
+    name: str
+    """The input's name in the program."""
+    dimension: Int
+    is_length: bool
+    """True for a sequence length."""
+    points: tuple[tuple[Int, Int], ...]
+    """Sizes, and the peaks in bytes of steps with inputs of these sizes. Smallest size first."""
+    largest: Int
+    """Largest size seen so far."""
+    steps: Int
+    """Number of steps so far."""
+    batch: Int | None = None
+    """Size of the input's first dimension in the step with the largest size; ``None``: ``dimension`` is 0."""
+    grows: bool = False
+    """True if the size grows from step to step, as in a data set that is sorted by length."""
+    lengths: SampleLengths | None = None
+    """Lengths of the data set's samples; ``None``: unknown."""
+
+
 class DeviceProcess(msgspec.Struct, frozen=True, array_like=True):
     """Another process that uses a device."""
 

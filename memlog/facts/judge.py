@@ -26,6 +26,7 @@ from memlog.events import (
     Device,
     Event,
     Finding,
+    PeaksBySize,
     Phase,
     Reading,
     Sample,
@@ -37,6 +38,7 @@ from memlog.facts.detector import FREE_LISTS, GrowthDetector
 from memlog.facts.finding_alerts import FindingAlerts
 from memlog.facts.first_checkpoint import FirstCheckpoint
 from memlog.facts.growth_findings import GrowthFindings
+from memlog.facts.longest_batch import finding_of_longest
 from memlog.facts.run_fold import RunFold
 from memlog.facts.run_verdict import RunVerdict
 from memlog.facts.verdict import verdict
@@ -142,7 +144,11 @@ class RunJudge:
     def _take(self, event: Event) -> None:
         found = list(readings(event))
         self.facts.take(event, found)
-        if isinstance(event, Batch):
+        if isinstance(event, PeaksBySize):
+            longest = self.facts.longest_batch
+            if longest is not None and longest.fits is False:
+                self.publish(finding_of_longest(longest, event.step))
+        elif isinstance(event, Batch):
             self._detector.take_step(event.step, found)
         else:
             self._detector(event)

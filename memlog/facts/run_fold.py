@@ -23,6 +23,7 @@ from memlog.events import (
     Inquiry,
     Loss,
     OutOfMemory,
+    PeaksBySize,
     Phase,
     RankDoubt,
     RankFailure,
@@ -39,6 +40,7 @@ from memlog.facts.failure import is_title
 from memlog.facts.first_checkpoint import KIND, SAVES
 from memlog.facts.growth_findings import confidence_in, finding_of
 from memlog.facts.levels import LevelFold
+from memlog.facts.longest_batch import LongestBatch, finding_of_longest, longest_batch
 from memlog.facts.peaks import PeakFold
 from memlog.facts.process_piles import ProcessPiles
 from memlog.facts.traced_steps import TraceFold
@@ -97,6 +99,7 @@ class RunFold:
         self._counted: int | None = None
         self._free: int | None = None
         self._findings: list[Finding] = []
+        self._sized: PeaksBySize | None = None
         self.inquiries: dict[str, Inquiry] = {}
         self._growth: dict[str, Suspicion] = {}
         self._detector = GrowthDetector(lambda: self._free, self._grew)
@@ -161,6 +164,8 @@ class RunFold:
             self._findings.append(event)
         elif isinstance(event, OutOfMemory):
             self.failure = event
+        elif isinstance(event, PeaksBySize):
+            self._sized = event
         elif isinstance(event, Alert):
             if is_title(event):
                 self.failure_title = event.title
@@ -274,7 +279,7 @@ class RunFold:
         If the run ended without an end event, nobody has judged its growth a last time. So the result
         contains growth that lasted until the end, with the suspects of a search that was under way.
         """
-        found = [one for one in self._findings if one.kind != KIND or not self._has_saved]
+        found = [one for one in self._with_longest() if one.kind != KIND or not self._has_saved]
         failed = self.rank_failure
         if self.end is None and (status == "killed" or (failed and status == "failed")):
             found = [*self.at_the_end(), *found]
@@ -283,6 +288,25 @@ class RunFold:
         # First what was found in the rank that failed first, or in this one.
         rank = None if failed is None or failed.run is None else failed.rank
         return sorted(ranked(found), key=lambda finding: finding.rank != rank)
+
+    @property
+    def longest_batch(self) -> LongestBatch | None:
+        """Memory of a batch with the longest sample; ``None``: unknown, or the peaks follow no dimension."""
+        if self._sized is None:
+            return None
+        return longest_batch(self._sized, self.peaks.summary(), self.devices, self.host_limit)
+
+    def _with_longest(self) -> Iterator[Finding]:
+        """Yield the findings. What they say about the longest batch is what is known by now."""
+        longest = self.longest_batch
+        for each in self._findings:
+            own = each.rank is None
+            if own and each.kind == "larger_steps" and longest and longest.where == each.where:
+                each = replace(each, evidence=(*each.evidence, longest.text))  # noqa: PLW2901 - one name
+            if not (own and each.kind == "longest_batch"):
+                yield each
+        if longest is not None and longest.fits is False:
+            yield finding_of_longest(longest, self.last_step)
 
     def at_the_end(self) -> list[Finding]:
         """Return findings about growth that lasted until a run ended without an end event."""

@@ -5,7 +5,7 @@ only if this number rose in the step. If it did not rise, and no code reset it, 
 
 A dimension of an input explains the peaks if all of these hold:
 
-- The dimension has at least six different values in steps whose peaks are known.
+- The dimension has at least five different values in steps whose peaks are known.
 - A line or parabola that rises with the dimension fits all known peaks. The tolerance is 10 % of the peaks'
   range, or 15 % for a parabola with many values.
 - The line or parabola exceeds the upper bounds of all other steps by at most this tolerance.
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from memlog.events import TensorInput
 
-FEWEST = 6
+FEWEST = 5
 """If a dimension has fewer different values than this, memlog finds no relation between it and the peaks."""
 _TOLERANCE = 0.1
 """If a known peak differs from the fit by more than this fraction of the peaks' range, memlog rejects the
@@ -97,6 +97,12 @@ class Relation(NamedTuple):
     """First of the steps that were compared."""
     per_step: float = 0.0
     """Mean growth of the dimension per step in the second half of the steps; 0 if it is not steady."""
+    points: tuple[tuple[int, int], ...] = ()
+    """Size of the dimension and peak in bytes of each step whose peak is known, in the order of the steps."""
+    seen: int = 0
+    """Largest value of the dimension, also in steps whose peaks are unknown."""
+    batch: int | None = None
+    """Size of the input's first dimension in ``step``; ``None``: the relation is about this dimension."""
 
     @property
     def rate(self) -> float | None:
@@ -217,6 +223,9 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         level=min((step.after for _, step in known if step.after is not None), default=0),
         begin=pairs[0][1].step,
         per_step=_per_step([(step.step, size) for size, step in pairs]),
+        points=tuple((size, step.peak) for size, step in known),
+        seen=max(size for size, _ in pairs),
+        batch=_sizes(at).get(dimension._replace(axis=0)) if dimension.axis else None,
     )
 
 

@@ -13,9 +13,12 @@ from memlog.events import (
     Batch,
     Device,
     Event,
+    PeaksBySize,
     Reading,
+    SampleLengths,
     StepInputs,
     TensorInput,
+    Trace,
     now_us,
     peak_readings,
 )
@@ -42,6 +45,11 @@ _EVENTS = 200
 """Maximum number of `StepInputs` events of a run. Further events are not published."""
 _STEPS = 400
 """Maximum number of steps to remember. At this number, memlog drops every second step."""
+_EXACT = 64
+"""Number of looks up to which memlog reads the inputs of each step that raises a device's peak, even by
+little. Each such peak is known. In random order, they become rare."""
+_POINTS = 48
+"""Maximum number of steps in a `PeaksBySize` event."""
 _EULER, _OF_SQUARES = 0.5772, 1.6449
 """Euler's constant and π²/6. For large n, the sum of 1/k (k = 1 to n) is about ln(n) plus `_EULER`, and the
 sum of 1/k² is about `_OF_SQUARES`."""
@@ -58,7 +66,7 @@ class StepInputsWatch:
     that ran the step still have their variables.
 
     ``every`` is the number of steps for each event. ``host_free`` returns the bytes that the process can
-    still take; ``None``: unknown.
+    still take; ``None``: unknown. ``lengths`` returns the lengths of the samples that are trained on.
 
     Attributes:
         next_look: Time of the next look at a step's inputs, ``time.perf_counter_ns()``.
@@ -70,9 +78,11 @@ class StepInputsWatch:
         diagnostics: Diagnostics,
         every: int = 1,
         host_free: Callable[[], int | None] = lambda: None,
+        lengths: Callable[[], SampleLengths | None] = lambda: None,
     ) -> None:
         self._every = every
         self._host_free = host_free
+        self._lengths = lengths
         self._publish = publish
         self._diagnostics = diagnostics
         self._device = "host"
@@ -87,6 +97,7 @@ class StepInputsWatch:
         self._tensors: list[weakref.ref[Any]] = []
         """The tensors of the look before."""
         self._found: Relation | None = None
+        self._told: object = None
         self._finished_at: int | None = None
         self._forget()
 
@@ -94,6 +105,11 @@ class StepInputsWatch:
         self._warm_up = _WARM_UP
         self._first = self._rises = self._record = self._risen = self._highest = self._level = 0
         self._steps: list[StepPeak] = []
+        self._early: list[StepPeak] = []
+        """Steps of the warm-up, after the first, that raised a device's peak."""
+        self._looks = 0
+        self._traced: dict[int, int] = {}
+        """Peaks of traced steps on the device, in bytes."""
 
     def __call__(self, batch: Batch) -> None:
         """Process the end of a step."""
@@ -104,13 +120,18 @@ class StepInputsWatch:
             self._forget()
         if peak is None or after is None:
             return
-        self._highest, self._level = peak, after
+        before, self._highest, self._level = self._level, peak, after
         if self._warm_up:
             self._warm_up -= 1
             self._record = self._risen = peak
             self._first = batch.step
-            if not self._warm_up:  # so that the next look sees what grows, and what is new
-                self._read_inputs(peak)
+            # Besides, the next look then sees what grows, and what is new.
+            inputs, fresh = self._read_inputs(peak)
+            if found.source == "exact" and device != "host" and inputs:
+                self._early.append(
+                    StepPeak(batch.step, inputs, peak, known=True, after=after, fresh=fresh)
+                )
+            if not self._warm_up:
                 self.next_look = self._begun
             return
         rose = found.source == "exact"
@@ -120,8 +141,13 @@ class StepInputsWatch:
             self._rises += 1
         is_record = rose and peak >= _RECORD * self._record
         now = time.perf_counter_ns()
-        if has_risen or is_record or now >= self.next_look:
-            self._look(batch.step, peak, after, rose=rose, is_record=is_record)
+        is_exact = rose and device != "host" and self._looks < _EXACT
+        if has_risen or is_record or is_exact or now >= self.next_look:
+            # If other code resets the mark between the steps, the new mark is the step's peak, too.
+            is_reset = found.source == "sampled"
+            if not (is_reset and peak <= before):
+                known = rose or is_reset
+                self._look(batch.step, peak, after, rose=known, is_record=is_record)
             self._cost = time.perf_counter_ns() - now
             self._spent += self._cost
             self.next_look = self._begun + int((self._spent + self._cost) / _SHARE)
@@ -130,6 +156,13 @@ class StepInputsWatch:
         """Remember the capacity of a device."""
         if isinstance(event, Device):
             self._capacities[event.name] = event.capacity
+
+    def step_traced(self, event: Event) -> None:
+        """Remember the peak of a traced step. It is known even if it was no new high of the device."""
+        if not isinstance(event, Trace) or event.step is None or event.peak is None:
+            return
+        if event.exact and event.device == self._device != "host":
+            self._traced[event.step] = event.peak
 
     def finish(self, step: int | None) -> None:
         """Publish the inputs of the newest step that raised the peak. Publish the finding if there is one.
@@ -157,8 +190,21 @@ class StepInputsWatch:
         self._steps.append(StepPeak(step, inputs, peak, rose, after, fresh))
         if is_record or (rose and _elements(self._steps[-1]) >= _LARGER * self._most_elements):
             self._publish_inputs(self._steps[-1])
+        self._looks += 1
         if is_record:
             self._find(step)
+        elif not self._looks & (self._looks - 1):  # a power of two
+            steps = self._known_steps()
+            self._publish_peaks(relation(steps), steps, step)
+
+    def _known_steps(self) -> list[StepPeak]:
+        traced = self._traced
+        return [
+            one
+            if one.known or one.step not in traced
+            else one._replace(peak=traced[one.step], known=True)
+            for one in self._steps
+        ]
 
     def _read_inputs(self, peak: int) -> tuple[tuple[TensorInput, ...], frozenset[str]]:
         """Return the tensors among the step's variables, and the names of those that are new."""
@@ -208,10 +254,13 @@ class StepInputsWatch:
         During the run, publish only one finding. At the end, publish the finding about the whole run. If
         steps became larger for a while only, it replaces that of the run and has no growth.
         """
+        steps = self._known_steps()
+        related = relation(steps)
+        self._publish_peaks(related, steps, step)
         known, grows = self._found, self._steps_grow(step)
         if (known is not None and not at_the_end) or not (grows or known):
             return
-        found = relation(self._steps)
+        found = related
         if known is not None and not grows:
             found = (found or known)._replace(per_step=0.0)
         if found is None:
@@ -230,6 +279,38 @@ class StepInputsWatch:
                     free=self._free(found.peak),
                 )
             )
+
+    def _publish_peaks(self, found: Relation | None, steps: list[StepPeak], step: int) -> None:
+        """Publish the peaks by the size of the dimension that they follow, if there is news.
+
+        ``found`` is the relation in ``steps``. The steps of the warm-up count, too, if they are like these.
+        """
+        found = (relation([*self._early, *steps]) if self._early else None) or found
+        told = (
+            None if found is None else (found.name, found.dimension, len(found.points), found.seen)
+        )
+        if found is None or told == self._told or self._published >= _EVENTS:
+            return
+        self._told = told
+        self._published += 1
+        points = sorted(found.points)
+        stride = -(-len(points) // _POINTS)
+        self._publish(
+            PeaksBySize(
+                time_us=now_us(),
+                step=step,
+                device=self._device,
+                name=found.name,
+                dimension=found.dimension,
+                is_length=found.is_length,
+                points=tuple(points[::-stride][::-1]),
+                largest=found.seen,
+                steps=max((step - self._first) // self._every, 1),
+                batch=found.batch,
+                grows=found.per_step > 0,
+                lengths=self._lengths(),
+            )
+        )
 
     def _free(self, peak: int) -> int | None:
         """Return the bytes between a peak and the limit of the device or process; ``None``: unknown."""

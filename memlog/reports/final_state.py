@@ -85,6 +85,8 @@ class FinalState(msgspec.Struct):
     process knows the order. In other processes, the value is ``None``."""
     verdict: RunVerdict | None = None
     """Verdict on the memory, without a word on the end; ``None``: unknown."""
+    longest: str | None = None
+    """Sentence on the memory of a batch with the longest sample; ``None``: unknown."""
     reported: bool = False
     """True if the journal already has a report on the run's end, or names another rank as the cause."""
 

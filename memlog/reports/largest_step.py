@@ -52,6 +52,8 @@ def of_the_end(state: FinalState) -> Iterator[str]:
         elif failure.activity in {"evaluation", "generation"}:
             of = "Inputs of the forward pass that failed"
         yield f"{of}: {shapes(failure.inputs)}."
+    if state.longest is not None:
+        yield state.longest
     if largest is None:
         return
     where = "The process's" if largest.device == "host" else f"{largest.device}'s"

@@ -77,7 +77,8 @@ def report(
     telling = suspicion.of_memory and not (state.failure and state.failure.worker)
     if telling:
         parts.append(("What held the memory", lambda: _holders(state)))
-    if suspicion.of_memory and (state.largest or (state.failure and state.failure.inputs)):
+    inputs = state.largest or state.longest or (state.failure and state.failure.inputs)
+    if suspicion.of_memory and inputs:
         parts.append(("Inputs", lambda: of_the_end(state)))
     parts.append(("The last steps", lambda: _last_steps(state)))
     trace = state.trace

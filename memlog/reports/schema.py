@@ -12,6 +12,7 @@ import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource
+from memlog.facts.longest_batch import LongestBatch
 from memlog.facts.peaks import Peak
 from memlog.facts.run_fold import RunStatus
 from memlog.facts.saving import SavingCost
@@ -314,6 +315,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthFacts
     omitted: dict[str, int]
     """Number of missing alerts, artifacts, scopes, points and phases, by these names. Usually empty."""
+    longest_batch: LongestBatch | None = None
+    """Memory that a batch with the data set's longest sample will need, or that the largest batch so far
+    needed. ``None``: the peaks follow no dimension of the inputs, or the memory can't be told."""
     phases: dict[str, PhaseFacts] = {}
     """Phases by label; the first 200 labels."""
     first_step: int | None = None

@@ -130,6 +130,7 @@ def _of_totals(
         artifacts=[_artifact(event) for event in totals.artifacts],
         traced=_traced(totals),
         largest_step=_largest_step(totals.largest_step),
+        longest_batch=facts.longest_batch,
         scopes=totals.labels.scopes(),
         points=totals.labels.points(),
         health=_health(totals, thinned, missing),

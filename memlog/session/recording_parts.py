@@ -17,7 +17,8 @@ from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.settling import Settling
-from memlog.events import Alert, Batch, Device, Event, OutOfMemory, Status, now_us
+from memlog.events import Alert, Batch, Device, Event, OutOfMemory, Status, Trace, now_us
+from memlog.inputs.sample_lengths import LoaderWatch
 from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
@@ -223,10 +224,18 @@ class RecordingParts:
             self.run,
             lambda: self._scheduler is not None and self._scheduler.tracing,
         )
+        loaders = LoaderWatch(self._diagnostics)
+        undo.callback(loaders.stop)
+        loaders.begin()
         self._inputs = self.batches.inputs = StepInputsWatch(
-            self._bus.publish, self._diagnostics, self._settings.every, _own_free
+            self._bus.publish,
+            self._diagnostics,
+            self._settings.every,
+            _own_free,
+            loaders.lengths,
         )
         self._bus.subscribe(self._inputs.device_found, Device)
+        self._bus.subscribe(self._inputs.step_traced, Trace)
         self._bus.subscribe(self._allocator, Device)
         self._ran_out = False
         self._bus.subscribe(self._note_failure, OutOfMemory)

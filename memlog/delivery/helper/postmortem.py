@@ -98,6 +98,8 @@ def _publish(
     predicted = _predicted(run, state, diagnostics)
     if facts is not None:
         state.verdict = of_memory(facts, facts.status(alive=False))
+        longest = facts.longest_batch
+        state.longest = None if longest is None else longest.text
     written = report(state, witness, predicted, diagnostics)
     if snapshot_page.SNAPSHOT in state.files:
         with diagnostics.contained("drawing the allocator's snapshot"):

@@ -96,6 +96,7 @@ def _run_page(reader: RunReader, library: Library, end: End | None) -> str:
         sections.traced(series.traces, summary.traced),
         None if step is None else layer_sections.icicle(step),
         None if step is None else layer_sections.largest(step),
+        run_sections.longest_batch(summary),
         run_sections.phases(summary),
         run_sections.failures(summary),
         run_sections.ranks(ranks, all_ranks),

@@ -53,6 +53,15 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
     )  # fmt: skip
 
 
+def longest_batch(summary: Summary) -> Element | None:
+    """Return the section on the longest batch; ``None`` if the peaks follow no dimension of the inputs."""
+    found = summary.longest_batch
+    if found is None:
+        return None
+    lines = [el("p", *prose(line)) for line in (found.text, *found.evidence)]
+    return sections.section("longest", "The longest batch", *lines)
+
+
 def failures(summary: Summary) -> Element | None:
     """Return the section with failed allocations that the program caught; ``None`` if there was none."""
     text = survived(summary)
