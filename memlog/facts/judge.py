@@ -88,6 +88,8 @@ class RunJudge:
             free, *(partial(self._grew, verdict) for verdict in _VERDICTS)
         )
         self._retries = AllocatorRetries(self.publish)
+        self._fits: bool | None = None
+        """Whether the longest batch fits, as far as it is known."""
         self.facts = RunFold(judge=False)
         self._bus = EventBus(diagnostics)
         self._rules: RuleJudge | None = None
@@ -146,8 +148,10 @@ class RunJudge:
         self.facts.take(event, found)
         if isinstance(event, PeaksBySize):
             longest = self.facts.longest_batch
-            if longest is not None and longest.fits is False:
+            fits = None if longest is None else longest.fits
+            if longest is not None and fits is False and self._fits is not False:
                 self.publish(finding_of_longest(longest, event.step))
+            self._fits = fits
         elif isinstance(event, Batch):
             self._detector.take_step(event.step, found)
         else:

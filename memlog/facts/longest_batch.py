@@ -21,18 +21,26 @@ from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
 
 _FEWEST = 5
 """Minimum number of different sizes in a fit."""
+_MANY = 8
+"""If half of the sizes are at least this many, the interval of their own fit counts, too; else its middle."""
 _ERROR, _ERROR_ON_HOST = 0.02, 0.05
 """If a peak differs from the fit by more than this fraction of the peaks' range, the fit does not count. The
 process's peaks have more noise than a device's."""
 _WIDE = 3
-"""If the upper bound of the growth is more than this many times the lower bound, nothing is predicted."""
-_NARROW = 0.02
-"""A range whose width is less than this fraction of its mean is told as one number."""
+"""If the upper bound of the growth is more than this many times the lower one, only the lower one counts."""
+_FAR, _FAR_OF_CURVE = 4, 2
+"""If the size is more than this many times the largest one in the fit of a line, or of a parabola, only the
+lower bound counts: another part of the step can have the peak by then, where it rises more."""
+_NARROW = 0.05
+"""A range whose width is less than this fraction of its mean is told as one number. If a parabola makes the
+growth larger by less than this fraction, a line fits."""
 _ROOM = 0.95
 """A batch fits if it needs at most this fraction of the limit. The rest is for what no allocator tells, such
 as the context of CUDA."""
-_MISFIT = 0.01
-"""Error of the prediction beyond the fit's, as a fraction of the growth: steps are not exactly alike."""
+_MISFIT, _MISFIT_OF_CURVE = 0.02, 0.05
+"""Error of the prediction beyond the fit's, as a fraction of the growth. Steps are not exactly alike, and
+CUDA's allocator rounds large blocks up by as much as 1 MiB. The second one is for the upper bound of a
+parabola: small inputs can have their peak in another part of the step, where it rises less."""
 _SPECIAL = 8
 """Tokens by which a batch can be longer than its longest sample, such as marks of its begin and end."""
 _PADDED = 8
@@ -56,8 +64,8 @@ class LongestBatch(msgspec.Struct, frozen=True, kw_only=True):
     far."""
     low_bytes: int
     """Lower bound of the peak."""
-    high_bytes: int
-    """Upper bound of the peak. It is equal to ``low_bytes`` if such a batch was seen."""
+    high_bytes: int | None
+    """Upper bound of the peak; ``None``: unknown. It is equal to ``low_bytes`` if such a batch was seen."""
     limit_bytes: int | None
     """Memory of the device, or memory that the training's processes may use; ``None``: unknown."""
     fits: bool | None
@@ -86,7 +94,8 @@ def longest_batch(
     """
     known = max(found.points)
     size, source = _longest(found)
-    low = high = known[1]
+    low: int = known[1]
+    high: int | None = low
     evidence: list[str] = []
     if size > max(known[0], found.largest):
         predicted = _predicted(found, size)
@@ -101,7 +110,7 @@ def longest_batch(
     fits = None
     if limit is not None and low + beside > limit:
         fits = False
-    elif limit is not None and high + beside <= _ROOM * limit:
+    elif limit is not None and high is not None and high + beside <= _ROOM * limit:
         fits = True
     where = f"dimension {found.dimension} of `{found.name}`"
     return LongestBatch(
@@ -185,7 +194,7 @@ def _text(
     where: str,
     size: int,
     source: Source,
-    needs: tuple[int, int],
+    needs: tuple[int, int | None],
     limit: int | None,
     *,
     fits: bool | None,
@@ -201,9 +210,12 @@ def _text(
     of = "the longest sample of the data set" if source == "data set" else "the collator's maximum"
     if size <= max(found.largest, max(found.points)[0]):
         return f"{batch} ({of}) needed {format_bytes(low)} {on}."
-    about = f"about {format_bytes((low + high) / 2)}"
-    if high - low > _NARROW * (low + high) / 2:
+    if high is None:
+        about = f"at least {format_bytes(low)}"
+    elif high - low > _NARROW * (low + high) / 2:
         about = f"{format_bytes(low)} to {format_bytes(high)}"
+    else:
+        about = f"about {format_bytes((low + high) / 2)}"
     text = f"{batch} ({of}) will need {about} {on}"
     if limit is None:
         return f"{text}."
@@ -215,59 +227,84 @@ def _text(
 
 
 class _Fit(NamedTuple):
+    """Prediction by a polynomial, with its interval and its largest residual, in bytes."""
+
     low: float
+    middle: float
     high: float
     error: float
-    """Largest difference between a peak and the fit, in bytes."""
     curvature: float
     """The highest coefficient, divided by its standard error."""
     free: int
     """Degrees of freedom."""
 
 
-def _predicted(found: PeaksBySize, size: int) -> tuple[int, int, list[str]] | None:
+class _Range(NamedTuple):
+    low: float
+    middle: float
+    high: float
+    error: float
+    kind: str
+
+
+def _predicted(found: PeaksBySize, size: int) -> tuple[int, int | None, list[str]] | None:
     """Return the bounds of the peak at a size that was not seen, and the evidence.
 
-    The fit is of all sizes, or else of the largest ones: small inputs can have their peak elsewhere.
+    The fit is of all sizes, or else of the largest ones: small inputs can have their peak elsewhere. A fit of
+    the larger half of its sizes must not contradict it: if it does, the range contains both.
     """
     together: dict[int, list[int]] = defaultdict(list)
     for at, peak in found.points:
         together[at].append(peak)
     points = [(float(at), sum(peaks) / len(peaks)) for at, peaks in sorted(together.items())]
     error = _ERROR_ON_HOST if found.device == "host" else _ERROR
-    while len(points) >= _FEWEST:
-        peaks = [peak for _, peak in points]
-        wide = max(peaks) - min(peaks)
-        line, curve = (_fitted(points, degree, float(size)) for degree in (1, 2))
-        _, curved = _quantiles(curve.free)
-        fits = [line] if line.error <= error * wide and abs(curve.curvature) < curved else []
-        # The peak is the largest of several sums that are not concave, so it is not concave either.
-        if curve.error <= error * wide and curve.curvature > 0:
-            fits.append(curve)
-        if fits:
-            return _bounds(points, fits, size)
+    fitted = _range(points, size, error)
+    while fitted is None and len(points) > _FEWEST:
         points = points[1:]
-    return None
-
-
-def _bounds(
-    points: Sequence[tuple[float, float]], fits: Sequence[_Fit], size: int
-) -> tuple[int, int, list[str]] | None:
-    base, last = min(peak for _, peak in points), points[-1][1]
-    low, high = min(fit.low for fit in fits), max(fit.high for fit in fits)
-    low, high = low - _MISFIT * (low - base), high + _MISFIT * (high - base)
-    low = max(low, last)
-    if high - base > _WIDE * (low - base):
+        fitted = _range(points, size, error)
+    if fitted is None:
         return None
-    kind = "a line" if len(fits) == 1 and fits[0].free == len(points) - 2 else "a parabola"
-    if len(fits) > 1:
-        kind = "a line and a parabola"
+    low, high = fitted.low, fitted.high
+    larger = points[min(len(points) // 2, len(points) - _FEWEST) :]
+    again = None if larger == points else _range(larger, size, error)
+    if again is not None:
+        has_many = len(larger) >= _MANY
+        low = min(low, again.low if has_many else again.middle)
+        high = max(high, again.high if has_many else again.middle)
+    base, last = min(peak for _, peak in points), points[-1][1]
+    beyond = _MISFIT if fitted.kind == "a line" else _MISFIT_OF_CURVE
+    low, high = max(low - _MISFIT * (low - base), last), high + beyond * (high - base)
+    far = _FAR if fitted.kind == "a line" else _FAR_OF_CURVE
+    is_sure = high - base <= _WIDE * (low - base) and size <= far * points[-1][0]
     evidence = (
         f"the peaks of {len(points)} sizes from {points[0][0]:,.0f} to {points[-1][0]:,.0f} differ from "
-        f"{kind} by at most {format_bytes(max(fit.error for fit in fits))}; {size:,} is "
-        f"{size / points[-1][0]:.1f} times the largest of these sizes"
+        f"{fitted.kind} by at most {format_bytes(fitted.error)}; {size:,} is "
+        f"{size / points[-1][0]:.1f} times the largest of these sizes",
+        "the batch needs more if another part of the step then has the peak",
     )
-    return round(low), round(high), [evidence]
+    return round(low), round(high) if is_sure else None, list(evidence)
+
+
+def _range(points: Sequence[tuple[float, float]], size: int, error: float) -> _Range | None:
+    """Return the prediction of a line, a parabola, or both; ``None`` if neither fits.
+
+    A peak is the largest of several sums that are not concave in the size, so it is not concave either. So a
+    line that fits is a lower bound, and a parabola that falls below its line does not count.
+    """
+    if len(points) < _FEWEST:
+        return None
+    peaks = [peak for _, peak in points]
+    most = error * (max(peaks) - min(peaks))
+    line, curve = (_fitted(points, degree, float(size)) for degree in (1, 2))
+    is_curved = abs(curve.curvature) > _quantiles(curve.free)[1]
+    if is_curved or line.error > most:
+        if curve.curvature < 0 or curve.error > most:
+            return None
+        return _Range(curve.low, curve.middle, curve.high, curve.error, "a parabola")
+    high = max(line.high, curve.high)
+    is_narrow = high - line.high <= _NARROW * (line.high - min(peaks))
+    kind = "a line" if is_narrow else "a line and a parabola"
+    return _Range(line.low, max(line.middle, curve.middle), high, line.error, kind)
 
 
 def _quantiles(free: int) -> tuple[float, float]:
@@ -303,6 +340,7 @@ def _fitted(points: Sequence[tuple[float, float]], degree: int, size: float) -> 
     norm = sqrt(_dot(columns[-1], columns[-1]))
     return _Fit(
         middle - error,
+        middle,
         middle + error,
         max(map(abs, rests)),
         factors[-1] * norm / deviation,

@@ -47,7 +47,6 @@ class LoaderWatch:
         self._replaced = Replacements()
         self._iterators: list[weakref.ref[Any]] = []
         """Iterators of loaders, those that began first come first. A loader itself may be gone by now."""
-        self._newest: SampleLengths | None = None
         self._known: weakref.WeakKeyDictionary[Any, SampleLengths | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -61,7 +60,7 @@ class LoaderWatch:
         self._iterators.clear()
 
     def lengths(self) -> SampleLengths | None:
-        """Return the lengths of the samples of a loader that is iterated now, or was; ``None``: unknown."""
+        """Return the lengths of the samples of a loader that is iterated now; ``None``: unknown."""
         for reference in list(self._iterators):
             one = reference()
             if one is None:
@@ -70,9 +69,8 @@ class LoaderWatch:
                 if one not in self._known:
                     self._known[one] = lengths_of(one)
                 if (found := self._known[one]) is not None:
-                    self._newest = found
-                    break
-        return self._newest
+                    return found
+        return None
 
     def _imported(self, module: Any) -> None:
         with self._diagnostics.contained("noticing data loaders"):

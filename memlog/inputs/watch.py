@@ -98,6 +98,7 @@ class StepInputsWatch:
         """The tensors of the look before."""
         self._found: Relation | None = None
         self._told: object = None
+        self._sample_lengths: SampleLengths | None = None
         self._finished_at: int | None = None
         self._forget()
 
@@ -147,7 +148,7 @@ class StepInputsWatch:
             is_reset = found.source == "sampled"
             if not (is_reset and peak <= before):
                 known = rose or is_reset
-                self._look(batch.step, peak, after, rose=known, is_record=is_record)
+                self._look(batch.step, peak, after, rose=known, is_record=is_record, rises=is_exact)
             self._cost = time.perf_counter_ns() - now
             self._spent += self._cost
             self.next_look = self._begun + int((self._spent + self._cost) / _SHARE)
@@ -176,7 +177,9 @@ class StepInputsWatch:
                 self._publish_largest()
                 self._find(step, at_the_end=True)
 
-    def _look(self, step: int, peak: int, after: int, *, rose: bool, is_record: bool) -> None:
+    def _look(
+        self, step: int, peak: int, after: int, *, rose: bool, is_record: bool, rises: bool
+    ) -> None:
         inputs, fresh = self._read_inputs(peak)
         if is_record:
             self._record = peak
@@ -193,7 +196,7 @@ class StepInputsWatch:
         self._looks += 1
         if is_record:
             self._find(step)
-        elif not self._looks & (self._looks - 1):  # a power of two
+        elif rises or not self._looks & (self._looks - 1):  # a power of two
             steps = self._known_steps()
             self._publish_peaks(relation(steps), steps, step)
 
@@ -256,7 +259,7 @@ class StepInputsWatch:
         """
         steps = self._known_steps()
         related = relation(steps)
-        self._publish_peaks(related, steps, step)
+        self._publish_peaks(related, steps, step, at_the_end=at_the_end)
         known, grows = self._found, self._steps_grow(step)
         if (known is not None and not at_the_end) or not (grows or known):
             return
@@ -280,7 +283,9 @@ class StepInputsWatch:
                 )
             )
 
-    def _publish_peaks(self, found: Relation | None, steps: list[StepPeak], step: int) -> None:
+    def _publish_peaks(
+        self, found: Relation | None, steps: list[StepPeak], step: int, *, at_the_end: bool = False
+    ) -> None:
         """Publish the peaks by the size of the dimension that they follow, if there is news.
 
         ``found`` is the relation in ``steps``. The steps of the warm-up count, too, if they are like these.
@@ -293,6 +298,9 @@ class StepInputsWatch:
             return
         self._told = told
         self._published += 1
+        if self._sample_lengths is None or not at_the_end:
+            # At the end, the loader of an evaluation may be the only one that is left.
+            self._sample_lengths = self._lengths()
         points = sorted(found.points)
         stride = -(-len(points) // _POINTS)
         self._publish(
@@ -308,7 +316,7 @@ class StepInputsWatch:
                 steps=max((step - self._first) // self._every, 1),
                 batch=found.batch,
                 grows=found.per_step > 0,
-                lengths=self._lengths(),
+                lengths=self._sample_lengths,
             )
         )
 
