@@ -144,6 +144,7 @@ class RunFold:
             self._take_about_growth(event)
         else:
             self._take_result(event)
+            self._take_prediction(event)
 
     def _take_about_growth(self, event: Inquiry | HeapReading | Device | StepInputs) -> None:
         self._detector(event)
@@ -164,8 +165,6 @@ class RunFold:
             self._findings.append(event)
         elif isinstance(event, OutOfMemory):
             self.failure = event
-        elif isinstance(event, PeaksBySize):
-            self._sized = event
         elif isinstance(event, Alert):
             if is_title(event):
                 self.failure_title = event.title
@@ -175,6 +174,10 @@ class RunFold:
             self.rank_failure = event
         elif isinstance(event, RankDoubt):
             self.rank_doubt = event
+
+    def _take_prediction(self, event: Event) -> None:
+        if isinstance(event, PeaksBySize):
+            self._sized = event
         elif isinstance(event, SavedState):
             self.to_save = event
             self._has_saved &= event.way is None

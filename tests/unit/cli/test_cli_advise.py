@@ -72,7 +72,7 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
 def test_the_document_is_stable(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     document = json.loads(memlog("advise", "latest", "--json").stdout)
-    assert set(document) == {"schema", "run", "step", "advice", "standing"}
+    assert set(document) == {"schema", "run", "step", "advice", "standing", "longest_batch"}
     assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
     advice = document["advice"]
     named = "device engine traced_peak peak categories layers hints notes"
