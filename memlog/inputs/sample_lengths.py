@@ -28,8 +28,9 @@ _DEPTH = 4
 """Maximum number of samplers within samplers."""
 _FEWEST = 32
 """If an attribute has fewer numbers than this, they are not taken for the lengths of samples."""
-_MOST = 2_000_000
-"""If there are more samples than this, their lengths are not read."""
+_MOST, _MOST_IN_ARRAY = 500_000, 5_000_000
+"""If there are more samples than this, their lengths are not read: the first number is for lists and tuples,
+whose numbers take about 0.1 s, the second one for arrays and columns."""
 _SECONDS = 0.05
 """Maximum time for reading the lengths of samples that are in a list."""
 _SAMPLED = 50_000
@@ -103,7 +104,7 @@ def lengths_of(iterator: object) -> SampleLengths | None:
     if found is None:
         return None if most is None else SampleLengths(f"the collator's {most[0]}", most[1], 0)
     source, lengths = found
-    longest = int(max(lengths))
+    longest = int(lengths.max() if hasattr(lengths, "max") else max(lengths))
     step = -(-len(lengths) // _SAMPLED)
     ordered = sorted(map(int, lengths[::step]), reverse=True)
     tail, share = [], 0.5
@@ -142,18 +143,19 @@ def _are_lengths(values: Any) -> bool:
     """Return True for a list, tuple or one-dimensional array of enough whole numbers, none below zero."""
     if type(values) in (list, tuple):
         right = _FEWEST <= len(values) <= _MOST and set(map(type, values)) == {int}
+        return right and min(values) >= 0
     elif type(values) is array:
         right = _FEWEST <= len(values) <= _MOST and values.typecode in "bBhHiIlLqQ"
-    else:
-        numpy = sys.modules.get("numpy")
-        right = (
-            numpy is not None
-            and type(values) is numpy.ndarray
-            and values.ndim == 1
-            and values.dtype.kind in "iu"
-            and _FEWEST <= len(values) <= _MOST
-        )
-    return right and min(values) >= 0 and max(values) > 0
+        return right and min(values) >= 0
+    numpy = sys.modules.get("numpy")
+    return (
+        numpy is not None
+        and type(values) is numpy.ndarray
+        and values.ndim == 1
+        and values.dtype.kind in "iu"
+        and _FEWEST <= len(values) <= _MOST_IN_ARRAY
+        and bool(values.min() >= 0)
+    )
 
 
 def _of_columns(data: object) -> tuple[str, Any] | None:
@@ -165,7 +167,7 @@ def _of_columns(data: object) -> tuple[str, Any] | None:
     own = instance_dict(data) or {}
     table: Any = (instance_dict(own.get("_data")) or {}).get("table")
     arrow: Any = sys.modules["pyarrow"]
-    if type(table) is not arrow.Table or table.num_rows > _MOST:
+    if type(table) is not arrow.Table or table.num_rows > _MOST_IN_ARRAY:
         return None
     for name in _COLUMNS:
         if name not in table.column_names:
