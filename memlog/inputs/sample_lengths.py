@@ -144,7 +144,7 @@ def _are_lengths(values: Any) -> bool:
     if type(values) in (list, tuple):
         right = _FEWEST <= len(values) <= _MOST and set(map(type, values)) == {int}
         return right and min(values) >= 0
-    elif type(values) is array:
+    if type(values) is array:
         right = _FEWEST <= len(values) <= _MOST and values.typecode in "bBhHiIlLqQ"
         return right and min(values) >= 0
     numpy = sys.modules.get("numpy")
