@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from memlog.events import SavedState, SavedTensors, SavingWay, now_us
 
@@ -44,7 +45,7 @@ def saved_state(
         trained_only: True if the checkpoint has only those of the model's parameters that are trained.
         is_on_host: Function that returns whether a tensor is in the host's memory; ``None``: by its device.
     """
-    optimizers = list(optimizers)
+    optimizers, libraries = list(optimizers), copying_libraries()
     if model is None:
         of_model = [each for one in optimizers for each in _parameters(one)]
     else:
@@ -66,8 +67,8 @@ def saved_state(
         optimizer=sums[1],
         whole_model=model is not None,
         ranks=ranks,
-        dcp_keeps_copies=_has("torch", "distributed/checkpoint/filesystem.py", "tensor_dict["),
-        safetensors_copies=not _has("safetensors", "torch.py", "_flatten_as_ptr"),
+        dcp_keeps_copies=libraries.dcp_keeps,
+        safetensors_copies=libraries.safetensors_copies,
         shard=_shard(),
         way=way,
         first_at=first_at,
@@ -167,11 +168,27 @@ def _gathered(tensor: Any, local: int) -> int:
     return most
 
 
-def _has(package: str, path: str, text: str) -> bool:
-    """Return whether a file of an installed package has a text; True if there is no such file.
+class CopyingLibraries(NamedTuple):
+    """What the installed libraries do when they save; see `SavedState`."""
 
-    This tells how the package works, without an import. Versions would not: forks have their own.
+    dcp_keeps: bool
+    safetensors_copies: bool
+
+
+@functools.cache
+def copying_libraries() -> CopyingLibraries:
+    """Return how the installed libraries save. The first call reads two of their files.
+
+    A text in the files tells it, without an import. Versions would not: forks have their own.
     """
+    return CopyingLibraries(
+        _has("torch", "distributed/checkpoint/filesystem.py", "tensor_dict["),
+        not _has("safetensors", "torch.py", "_flatten_as_ptr"),
+    )
+
+
+def _has(package: str, path: str, text: str) -> bool:
+    """Return whether a file of an installed package has a text; True if there is no such file."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return True

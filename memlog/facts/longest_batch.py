@@ -51,7 +51,7 @@ _QUANTILES = ((1, 12.71, 63.66), (2, 4.30, 9.92), (3, 3.18, 5.84), (4, 2.78, 4.6
               (6, 2.45, 3.71), (8, 2.31, 3.36), (10, 2.23, 3.17), (15, 2.13, 2.95))  # fmt: skip
 """Student's t distribution: degrees of freedom, its quantile of 97.5 %, and that of 99.5 %."""
 
-Source = Literal["data set", "collator", "seen"]
+LengthSource = Literal["data set", "collator", "seen"]
 
 
 class LongestBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class LongestBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     """Size of the dimension in this batch."""
-    source: Source
+    source: LengthSource
     """Where the size is from: the data set's longest sample, the collator's limit, or the largest batch so
     far."""
     low_bytes: int
@@ -150,7 +150,7 @@ def finding_of_longest(found: LongestBatch, step: int | None) -> Finding:
     )
 
 
-def _longest(found: PeaksBySize) -> tuple[int, Source]:
+def _longest(found: PeaksBySize) -> tuple[int, LengthSource]:
     """Return the size of the longest batch, and where it is from.
 
     The lengths of the samples do not count if they contradict the batches: a batch was longer, or longer
@@ -193,7 +193,7 @@ def _text(
     found: PeaksBySize,
     where: str,
     size: int,
-    source: Source,
+    source: LengthSource,
     needs: tuple[int, int | None],
     limit: int | None,
     *,

@@ -224,15 +224,15 @@ class RecordingParts:
             self.run,
             lambda: self._scheduler is not None and self._scheduler.tracing,
         )
-        loaders = LoaderWatch(self._diagnostics)
-        undo.callback(loaders.stop)
-        loaders.begin()
+        self._loaders = LoaderWatch(self._diagnostics)
+        undo.callback(self._loaders.stop)
+        self._loaders.begin()
         self._inputs = self.batches.inputs = StepInputsWatch(
             self._bus.publish,
             self._diagnostics,
             self._settings.every,
             _own_free,
-            loaders.lengths,
+            self._loaders.lengths,
         )
         self._bus.subscribe(self._inputs.device_found, Device)
         self._bus.subscribe(self._inputs.step_traced, Trace)

@@ -47,6 +47,7 @@ ADDED = (
     "survived_last_step",
     "saving",
     "saving_is_partial",
+    "longest_batch",
 )
 """Keys that newer code has added to the document of `memlog show --json`."""
 
