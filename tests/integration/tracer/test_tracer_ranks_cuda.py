@@ -17,8 +17,10 @@ def test_each_byte_of_the_peak_has_a_category(tmp_path: Path) -> None:
     for step in chain.from_iterable(ranks.values()):
         assert step["exactness"] == "exact"
         assert step["peak"] == step["allocator"] == sum(step["categories"].values())
-        left = step["older"] - step["categories"]["workspaces"]  # by the model before
-        assert step["categories"].get("other", 0) <= max(0, left), step
+        left = max(0, step["older"] - step["categories"]["workspaces"])  # by the model before
+        if step["way"] == "ddp" and step["step"] > 0:
+            left += PARAMETERS  # torch keeps the first step's buffers for some time
+        assert step["categories"].get("other", 0) <= left, step
     for step in ranks["ddp"]:
         assert step["categories"]["communication"] >= PARAMETERS
     for step in ranks["ddp in views"]:
