@@ -13,7 +13,7 @@ from typing import Any
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import rank_position
-from memlog.autolog.saved_state import copying_libraries, saved_state
+from memlog.autolog.saved_state import saved_state
 from memlog.delivery.settling import Settling, settled_until
 from memlog.events import (
     End,
@@ -62,8 +62,6 @@ class Recording(RecordingParts):
         connections = self.publish, on_alert, on_in_process, self.settle
         super().__init__(settings, diagnostics, sinks, model, *connections)
         known = (lambda: None) if model is None else weakref.ref(model)
-        with self._diagnostics.contained("reading how libraries save"):
-            copying_libraries()  # it reads files, which no step may do
         self.batches.tell_size = lambda: self.will_save(known(), self._autolog.clock.optimizers)
 
     def publish(self, event: Event) -> None:

@@ -13,6 +13,7 @@ from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.optimizer_steps import listen
 from memlog.autolog.run_detector import RunDetector
+from memlog.autolog.saved_state import copying_libraries
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
@@ -224,6 +225,8 @@ class RecordingParts:
             self.run,
             lambda: self._scheduler is not None and self._scheduler.tracing,
         )
+        with self._diagnostics.contained("reading how libraries save"):
+            copying_libraries()  # it reads files, which no step may do
         self._loaders = LoaderWatch(self._diagnostics)
         undo.callback(self._loaders.stop)
         self._loaders.begin()
