@@ -97,8 +97,8 @@ class _Messages:
             undo.enter_context(patch.object(dist, "recv_object_list", receive))
             # The stages vote on whether each of them knows its shapes. They always ask here: a vote that is
             # received has no value in an estimate.
-            undo.enter_context(patch.object(PipelineStage, "_warmup_forward_vote", _no_vote))
-            undo.enter_context(patch.object(PipelineStage, "_warmup_backward_result", _no_vote))
+            for vote in ("_warmup_forward_vote", "_warmup_backward_result"):  # older torch has none
+                undo.enter_context(patch.object(PipelineStage, vote, _no_vote, create=True))
             # A schedule saves the states of the device's generators, which an estimate does not have.
             undo.enter_context(patch.object(torch.random, "fork_rng", lambda **_: nullcontext()))
             yield

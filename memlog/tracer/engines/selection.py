@@ -92,7 +92,7 @@ def choose(
     if device.type in ("cuda", "xpu"):
         best, refusal = "native", AllocatorHistory(device, read_users=read_users_history).refusal()
     elif device.type == "cpu":
-        uncompiled = compiled and not leaves_code_compiled()
+        uncompiled = compiled and not dispatch_mode.leaves_code_compiled()
         best, refusal = "dispatch", _COMPILED_ON_CPU if uncompiled else dispatch_mode.refusal()
     else:
         best, refusal = "sampler", None
@@ -129,11 +129,6 @@ def build(
     if choice.engine == "dispatch":
         return DispatchEngine(log, names, diagnostics, types=types)
     return SamplerEngine(log, names, diagnostics, device)
-
-
-def leaves_code_compiled() -> bool:
-    """Return whether compiled code stays compiled while it is traced. Not so with older torch."""
-    return dispatch_mode.leaves_code_compiled()
 
 
 def are_compiled(models: Sequence[Any]) -> bool:

@@ -45,7 +45,7 @@ class WrapperMemory:
         self._used: list[tuple[AroundPatch, int]] = []
 
     def begin(self) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
+        if not _has_ranks():
             return
         for module, path, category in _FUNCTIONS:
             owner = sys.modules.get(module)
@@ -63,6 +63,10 @@ class WrapperMemory:
             patch.remove(self._inside[category])
 
 
+def _has_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
 def _inside(context: _Context, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with context():
         return function(*args, **kwargs)
@@ -75,7 +79,7 @@ def bucket_sizes(roots: Iterable[Any]) -> list[int]:
     the sizes, but not the addresses. Gradients that are views of the buffers are left out, too.
     """
     sizes: list[int] = []
-    for root in roots:
+    for root in roots if _has_ranks() else ():
         with suppress(Exception):  # no such wrapper, or a torch that tells less
             told = root._get_ddp_logging_data()
             if not told.get("gradient_as_bucket_view"):

@@ -96,11 +96,12 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
 
     if not compiler_in_use():
         return "now"
-    from memlog.tracer.engines import selection  # noqa: PLC0415 - loads parts of torch
+    from memlog.tracer.engines.cpu.dispatch_mode import leaves_code_compiled  # noqa: PLC0415 - loads parts of torch
+    from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - likewise
 
     modules = roots.modules()
-    if not selection.leaves_code_compiled() and (
-        not selection.are_compiled(modules) or selection.device_of(modules, None).type == "cpu"
+    if not leaves_code_compiled() and (
+        not are_compiled(modules) or device_of(modules, None).type == "cpu"
     ):
         return "never"
     return "later" if steps < _STEADY else "now"
