@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -174,14 +175,16 @@ def _plan(
     if more or others:
         raise ConfigurationError("--fit plans one step: write one batch size and one length")
     _need_torch()
-    from memlog.estimates.plan import plan, refuse_plan  # noqa: PLC0415 - needs torch
+    from memlog.estimates.changes import NO_CHANGES  # noqa: PLC0415 - needs torch
+    from memlog.estimates.plan import plan, refuse_plan  # noqa: PLC0415
 
-    refuse_plan(device, ranks)
+    refuse_plan(device)
     function = _function(target)
 
     def estimated(changes: StepChanges) -> Estimate:
         part = batch and batch // changes.parts
-        return _estimated(function, part, length, device, ranks, changes)
+        made = None if changes == NO_CHANGES else changes
+        return _estimated(function, part, length, device, ranks, made)
 
     found = plan(estimated, memory)
     if as_json:
@@ -266,11 +269,13 @@ def _estimated(
             )
         return made
 
-    changed = {} if changes is None else {"changes": changes}
+    asked = functools.partial(
+        estimate_made_by, make, batch=batch, length=length, device=device, ranks=ranks
+    )
+    if changes is not None:
+        return asked(changes=changes)  # a plan leaves changes out with which the script fails
     with _own_exit_code():
-        return estimate_made_by(
-            make, batch=batch, length=length, device=device, ranks=ranks, **changed
-        )
+        return asked()
 
 
 def _need_torch() -> None:

@@ -15,6 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
+from memlog.errors import ConfigurationError
+from memlog.estimates.several_processes import is_distributed
+
+_UNKNOWN = "the model is unknown: pass model= to memlog.estimate"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepChanges:
@@ -26,6 +31,11 @@ class StepChanges:
         autocast: True if forward and loss run in bfloat16 where that is safe (``torch.autocast``).
         one_by_one: True if optimizers update one parameter after the other (``foreach=False``).
         on_host: True if activations wait on the host for the backward pass (``save_on_cpu``).
+        sharded: Paths of the modules that are sharded over the ranks one by one, and the rest of the model
+            with the model itself (``fully_shard``, FSDP2). ``None``: The model is not sharded.
+        parameters_on_host: True if the sharded parameters, their gradients and the optimizer's state are on
+            the host (``CPUOffloadPolicy``).
+        adafactor: True if `torch.optim.Adafactor` takes the place of the optimizers.
         operations: List to which each step appends its number of floating-point operations; ``None``: they
             are not counted. Counting changes the memory of the step.
     """
@@ -35,22 +45,71 @@ class StepChanges:
     autocast: bool = False
     one_by_one: bool = False
     on_host: bool = False
+    sharded: tuple[str, ...] | None = None
+    parameters_on_host: bool = False
+    adafactor: bool = False
     operations: list[int] | None = field(default=None, compare=False)
+
+    def shard(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
+        """Shard the model if this is a change, and give the optimizers its new parameters.
+
+        The model stays so.
+
+        Raises:
+            ConfigurationError: The model is unknown, or distributed already.
+        """
+        if self.sharded is None:
+            return
+        # They load torch.distributed, which takes half a second.
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+        from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+        if model is None:
+            raise ConfigurationError(_UNKNOWN)
+        if isinstance(model, DistributedDataParallel) or any(
+            map(is_distributed, model.parameters())
+        ):
+            raise ConfigurationError("the model is distributed already")
+        homes = {
+            id(parameter): (module, name)
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        policy = CPUOffloadPolicy() if self.parameters_on_host else OffloadPolicy()
+        for module in (*map(model.get_submodule, self.sharded), model):
+            fully_shard(module, offload_policy=policy)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["params"] = [
+                getattr(*homes[id(each)]) if id(each) in homes else each for each in group["params"]
+            ]
 
     @contextmanager
     def made(
         self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
-    ) -> Iterator[Callable[[], object]]:
-        """Make the changes inside the block. Yield the changed step, which trains with one whole batch."""
+    ) -> Iterator[tuple[Callable[[], object], Sequence[Optimizer]]]:
+        """Make the changes inside the block, all but sharding.
+
+        Yield the changed step, which trains with one whole batch, and the optimizers that then step.
+
+        Raises:
+            ConfigurationError: The model is unknown.
+        """
+        if model is None and self.checkpointed:
+            raise ConfigurationError(_UNKNOWN)
         with ExitStack() as stack:
             modules = {} if model is None else dict(model.named_modules())
             for module in map(modules.__getitem__, self.checkpointed):
                 forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
                 stack.enter_context(patch.object(module, "forward", forward))
-            for optimizer in optimizers if self.one_by_one else ():
+            stepping = optimizers
+            if self.adafactor:
+                stepping = [torch.optim.Adafactor(_only_parameters(each)) for each in optimizers]
+                for optimizer, other in zip(optimizers, stepping, strict=True):
+                    stack.enter_context(patch.object(optimizer, "step", other.step))
+            for optimizer in stepping if self.one_by_one else ():
                 for group in optimizer.param_groups:
                     stack.enter_context(patch.dict(group, {"foreach": False}))
-            yield functools.partial(self._run, step, model, optimizers)
+            yield functools.partial(self._run, step, model, optimizers), stepping
 
     def _run(
         self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
@@ -70,6 +129,10 @@ class StepChanges:
 
 
 NO_CHANGES = StepChanges()
+
+
+def _only_parameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{"params": group["params"]} for group in optimizer.param_groups]
 
 
 @contextmanager

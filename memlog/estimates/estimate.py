@@ -236,17 +236,18 @@ class Estimate:
         """Return the cheapest changes with which the step fits, all estimated together.
 
         They are parts of the batch with accumulated gradients, checkpointed modules, autocast, an optimizer
-        with ``foreach=False``, and activations that wait on the host. Each combination that is tried takes as
-        long as an estimate; there are up to some twenty.
+        with ``foreach=False``, activations that wait on the host, Adafactor as the optimizer, and with
+        several ``ranks`` a model that is sharded (``fully_shard``) if the step does not distribute it itself.
+        To be sharded, the model must be given as a function. Each combination that is tried takes as long as
+        an estimate; there are up to some twenty.
 
         Args:
             memory: As for `fits`.
 
         Raises:
-            ConfigurationError: The estimate is for the CPU or for several ranks, or ``memory`` is a text that
-                can't be read.
+            ConfigurationError: The estimate is for the CPU, or ``memory`` is a text that can't be read.
         """
-        refuse_plan(self.device, self.ranks)
+        refuse_plan(self.device)
         whole = self._question
 
         def estimated(changes: StepChanges) -> Estimate:

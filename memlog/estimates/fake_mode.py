@@ -90,6 +90,7 @@ def _nothing(*_: Any) -> None:
 _INSTEAD: Final[dict[Any, Callable[..., Any]]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
+    _aten._pin_memory.default: lambda values, *_: torch.empty_like(values),
     _aten._ctc_loss_backward.default: _by_rows,
     _aten._ctc_loss_backward.Tensor: _by_rows,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized,

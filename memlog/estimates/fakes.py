@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
@@ -100,7 +100,8 @@ class Fakes:
     ) -> Iterator[None]:
         """Give a model and optimizers fake tensors inside the block, and their own tensors afterwards.
 
-        Inside the block, operations also get fakes instead of real tensors.
+        Inside the block, operations also get fakes instead of real tensors. What has only fakes already stays
+        as it is: if sharding replaces these, nothing keeps them.
         """
         with ExitStack() as undo:
             self._mode.convert = self.of_used
@@ -115,14 +116,22 @@ class Fakes:
             yield
 
     def _replace_in(self, tensors: dict[str, Any], undo: ExitStack) -> None:
+        if self._are_fakes(tensors):
+            return
         undo.callback(tensors.update, dict(tensors))
         undo.callback(tensors.clear)  # is called first
         for name, tensor in tensors.items():
             if tensor is not None:
                 tensors[name] = self.of(tensor)
 
+    def _are_fakes(self, values: Any) -> bool:
+        tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+        return all(self.of(each) is each for each in tensors)
+
     def _replace_in_optimizer(self, optimizer: Optimizer, undo: ExitStack) -> None:
         groups, state = optimizer.param_groups, optimizer.state
+        if self._are_fakes((groups, list(state.items()))):
+            return
         undo.callback(setattr, optimizer, "param_groups", groups)
         undo.callback(setattr, optimizer, "state", state)
         optimizer.param_groups = [self.in_all(dict(group)) for group in groups]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
+from torch.distributed.device_mesh import DeviceMesh, _get_device_handle, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +44,11 @@ _USE_DEVICES: Final = (
     "torch.distributed.tensor._random",
 )
 """Modules that ask for the functions of a device, such as its streams."""
+
+_MAKE_MESHES: Final = (
+    "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)
 
 
 @contextmanager
@@ -92,6 +97,12 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
                     lambda kind: device if kind == "cuda" else handle(kind),
                 )
             )
+        if mode.places is not None:
+            # Without a GPU, torch would make the mesh of a model that is sharded without one for the CPU.
+            mesh = functools.partial(_default_mesh, ranks)
+            for name in _MAKE_MESHES:
+                module = importlib.import_module(name)
+                undo.enter_context(patch.object(module, "_init_default_mesh", mesh))
         device_of_part = property(lambda one: one._local_tensor.device)
         undo.enter_context(patch.object(DTensor, "device", device_of_part, create=True))
         for name in ("__init__", "_pre_forward"):
@@ -177,6 +188,10 @@ def _joined(ranks: int, *_: Any, world_size: int = -1, **__: Any) -> None:
         raise ConfigurationError(
             f"the program joins a process group of {world_size} ranks, but the estimate is for {ranks}"
         )
+
+
+def _default_mesh(ranks: int, mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:
+    return init_device_mesh("cuda", (ranks,), mesh_dim_names=mesh_dim_names)
 
 
 def _within(

@@ -139,11 +139,13 @@ class Question:
                 parameters = () if model is None else model.parameters()
                 optimizer = _made("optimizer", Optimizer, self.optimizer, parameters)
                 optimizers = _several(optimizer)
+                self.changes.shard(model, optimizers)
             values = dict(zip(_ARGUMENTS, (model, optimizer, batch, self.length), strict=True))
             arguments = {name: values[name] for name in _names(self.step, values)}
 
             given_step = partial(self.step, **arguments)
-            with self.changes.made(given_step, model, optimizers) as step, _used() as used:
+            changed = self.changes.made(given_step, model, optimizers)
+            with changed as (step, optimizers), _used() as used:
                 found: RecordedTrace | TracedTraining
                 if mode.places is not None:
                     found = traced_training(step, model, optimizers, self.gpu, mode.places)

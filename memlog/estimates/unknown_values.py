@@ -148,8 +148,9 @@ class _Reading(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _READING:
             return func(*args, **(kwargs or {}))
-        fake = isinstance(args[0], FakeTensor)
-        if func is Tensor.item and fake and args[0].constant is None:
+        part: Any = part_of(args[0])
+        fake = isinstance(part, FakeTensor)
+        if func is Tensor.item and fake and part.constant is None:
             return _LATE if self._known else UnknownNumber(1.0)
         if func is Tensor.__format__:
             return "?"

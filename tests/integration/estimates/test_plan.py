@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from support.models import GPT
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import memlog
@@ -21,7 +22,10 @@ from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import estimate_made_by
 from memlog.estimates.plan import plan
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
+]
 BATCH, LENGTH = 16, 64
 
 
@@ -56,8 +60,14 @@ def changed_by_hand(changes: StepChanges) -> dict[str, Any]:
     for path in changes.checkpointed:
         module = model.get_submodule(path)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
-    options = {"foreach": False} if changes.one_by_one else {}
-    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    if changes.sharded is not None:
+        policy = CPUOffloadPolicy() if changes.parameters_on_host else OffloadPolicy()
+        for path in changes.sharded:
+            fully_shard(model.get_submodule(path), offload_policy=policy)
+        fully_shard(model, offload_policy=policy)
+    options: dict[str, Any] = {"foreach": False} if changes.one_by_one else {}
+    kind: Any = torch.optim.Adafactor if changes.adafactor else torch.optim.AdamW
+    optimizer = kind(model.parameters(), **options)
 
     def train() -> None:
         optimizer.zero_grad()
@@ -93,12 +103,17 @@ BLOCKS = tuple(f"blocks.{number}" for number in range(3))
         StepChanges(one_by_one=True),
         StepChanges(on_host=True),
         StepChanges(parts=8, checkpointed=BLOCKS, autocast=True, one_by_one=True),
+        StepChanges(adafactor=True, parts=2),
+        StepChanges(sharded=BLOCKS),
+        StepChanges(sharded=BLOCKS, parameters_on_host=True),
+        StepChanges(sharded=(), parts=2, autocast=True, checkpointed=BLOCKS),
     ],
     ids=str,
 )
 def test_changes_are_estimated_as_if_the_program_had_made_them(changes: StepChanges) -> None:
-    by_hand = estimate_made_by(lambda: changed_by_hand(changes))
-    found = estimate_made_by(lambda: job(BATCH // changes.parts), changes=changes)
+    ranks = None if changes.sharded is None else 8
+    by_hand = estimate_made_by(lambda: changed_by_hand(changes), ranks=ranks)
+    found = estimate_made_by(lambda: job(BATCH // changes.parts), changes=changes, ranks=ranks)
     assert found.peak == pytest.approx(by_hand.peak, rel=0.001)
 
 
@@ -155,8 +170,74 @@ def test_what_cannot_fit_is_told_with_all_changes(whole: memlog.Estimate) -> Non
     found = whole.plan("100 MiB")
     assert not found.fits
     assert not found.code
-    assert len(found.steps) == 6
-    assert "use several devices, or a smaller model" in found.text()
+    assert found.steps[-1].change == "+ torch.optim.Adafactor"
+    assert "use several devices (--ranks 8, ranks=8), or a smaller model" in found.text()
+
+
+def test_several_ranks_shard_what_does_not_fit_on_one() -> None:
+    wide = partial(GPT, width=512, blocks=3)
+
+    def ask(changes: StepChanges) -> memlog.Estimate:
+        def job() -> dict[str, Any]:
+            model = wide().to("cuda")
+            optimizer = torch.optim.AdamW(model.parameters())
+            return {
+                "step": partial(step, model, optimizer, 1),
+                "model": model,
+                "optimizer": optimizer,
+            }
+
+        return estimate_made_by(job, ranks=8, changes=changes)
+
+    sharded = ask(StepChanges(sharded=BLOCKS))
+    found = plan(ask, sharded.needed + 2**20)
+    assert found.fits
+    assert found.sharded == BLOCKS
+    assert not found.parameters_on_host
+    assert found.moved == 3 * 7 / 8 * sum(one.nbytes for one in wide().parameters())
+    assert "fully_shard(model.get_submodule(path))" in found.code
+    assert "torchrun --nproc-per-node 8" in found.code
+    most = plan(ask, 2**20)
+    assert not most.fits
+    assert most.parameters_on_host
+    assert most.host > 2**20
+    assert "more devices" in most.text()
+
+
+def test_a_model_that_is_distributed_already_is_not_sharded_again() -> None:
+    def ask(changes: StepChanges) -> memlog.Estimate:
+        def job() -> dict[str, Any]:
+            model = gpt().to("cuda")
+            fully_shard(model)
+            optimizer = torch.optim.AdamW(model.parameters())
+            return {
+                "step": partial(step, model, optimizer, BATCH // changes.parts),
+                "model": model,
+                "optimizer": optimizer,
+            }
+
+        return estimate_made_by(job, batch=BATCH // changes.parts, ranks=2, changes=changes)
+
+    with pytest.raises(ConfigurationError, match="distributed already"):
+        ask(StepChanges(sharded=()))
+    found = plan(ask, ask(StepChanges(parts=4)).needed + 2**20)
+    assert found.fits
+    assert found.sharded is None
+    assert found.parts > 1
+
+
+def test_a_batch_norm_keeps_two_samples_in_each_part() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 4096), nn.BatchNorm1d(4096), nn.ReLU())
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        model(torch.randn(batch, 256)).mean().backward()
+        optimizer.step()
+
+    whole = memlog.estimate(train, model=make, optimizer=torch.optim.SGD, batch=4096)
+    found = whole.plan(whole.with_batch(2).needed + 4 * 2**20)
+    assert found.fits
+    assert 1 < found.parts <= 2048
 
 
 JOB = """
@@ -193,7 +274,6 @@ def test_the_command_prints_the_plan(tmp_path: Path) -> None:
     ("options", "remedy"),
     [
         (["--cpu"], "leave out --cpu"),
-        (["--ranks", "8"], "leave out --ranks"),
         (["--batch", "8,16"], "write one batch size"),
     ],
 )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from support.pipeline_jobs import PIPELINES, RANKS
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -196,3 +196,41 @@ def test_a_program_that_makes_a_fake_group_itself_is_told_of_ranks() -> None:
             estimate_made_by(job)
     finally:
         dist.destroy_process_group()
+
+
+def sharded_without_mesh() -> dict[str, Any]:
+    model = layers().cuda()
+    for layer in model:
+        fully_shard(layer)
+    return training(fully_shard(model))
+
+
+def test_a_model_that_is_sharded_without_a_mesh_is_on_the_device() -> None:
+    found, meshed = (estimate_made_by(job, ranks=8) for job in (sharded_without_mesh, sharded))
+    assert found.categories == meshed.categories
+
+
+def test_parameters_that_are_pinned_on_the_host_do_not_count() -> None:
+    def job() -> dict[str, Any]:
+        model = layers().cuda()
+        return training(fully_shard(model, offload_policy=CPUOffloadPolicy()))
+
+    found = estimate_made_by(job, ranks=8)
+    assert found.on_host >= 4 * PARAMETERS / 8  # with gradients and two moments
+    assert "parameters" not in found.categories
+
+
+def test_the_value_of_a_distributed_tensor_may_be_printed() -> None:
+    def job() -> dict[str, Any]:
+        made = sharded()
+        norm = nn.utils.clip_grad_norm_
+
+        def step() -> None:
+            made["model"](torch.randn(32, WIDTH, device="cuda")).square().mean().backward()
+            print(f"{norm(made['model'].parameters(), 1.0).item():.2f}")
+            made["optimizer"].step()
+            made["optimizer"].zero_grad()
+
+        return {**made, "step": step}
+
+    assert estimate_made_by(job, ranks=8).peak
