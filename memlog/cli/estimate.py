@@ -338,6 +338,11 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         for each in found:
             if each.peak_by_rank:
                 console.print(plain(_stages(each)))
+        if found[-1].on_host:
+            on_host = format_bytes(found[-1].on_host)
+            console.print(
+                plain(f"On the host, the step's tensors take {on_host}, which are not in the peak.")
+            )
         for sentence in found[-1].uncounted:
             console.print(plain(f"Warning: {sentence}"))
         _print_advice(console, found[-1])

@@ -5,8 +5,10 @@ An estimate traces operations on the CPU, even if the program names a CUDA devic
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -24,6 +26,8 @@ from memlog.tracer.torch_private import ENGINE
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
 _READ_NAMES: Final = (torch.device, torch._C._nn._parse_to)
 """Functions that return the device that a program names."""
+_HERE: Final = str(Path(__file__).parent)
+_OPTIMIZERS: Final = str(Path(torch.optim.__file__).parent)
 _CPU: Final = torch.device("cpu")
 _CUDA: Final = torch.device("cuda", 0)
 
@@ -145,11 +149,20 @@ class _Placing(TorchFunctionMode):
             return DEVICE if device is _CUDA else UNNAMED
         kind = "cuda" if type(device) is int else str(device).partition(":")[0]
         if kind == "cpu":
-            return self._places.cpu_named()
+            # The step counts of torch's optimizers are on the host, whatever the program names.
+            return ON_HOST if _asked_by_optimizer() else self._places.cpu_named()
         if kind != "cuda":
             return UNNAMED
         self._places.cuda_named()
         return DEVICE
+
+
+def _asked_by_optimizer() -> bool:
+    """Return whether the newest call outside memlog is in the code of torch's optimizers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OPTIMIZERS)
 
 
 def _named_cpu(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -168,6 +168,10 @@ class Places:
         if not places:
             return self.default
         kinds = {each.kind for each in places}
+        if not self.names_cuda and kinds == {UNNAMED, ON_HOST}:
+            return (
+                UNNAMED  # such as ``pack_padded_sequence(x, lengths.cpu())``: x is not on the host
+            )
         kind = DEVICE if DEVICE in kinds else max(kinds)
         for each in places:
             if each.kind == UNNAMED:

@@ -274,3 +274,28 @@ def test_packed_sequences_are_counted_by_their_lengths(kind: Any) -> None:
     short, full = (estimate_of(case(shortest)).peak for shortest in (8, 64))
     assert short == pytest.approx(measured_peak(case(8)), rel=0.02)
     assert short < 0.8 * full
+
+
+@pytest.mark.parametrize("part", ["lengths", "data", "mask"])
+def test_cpu_in_a_program_that_names_no_device_leaves_the_model_on_the_device(part: str) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int) -> None:
+        inputs = torch.randn(batch, 8, 256)
+        if part == "lengths":
+            lengths = torch.full((batch,), 8).cpu()
+            packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True)
+            outputs = model(packed.data)
+        elif part == "data":
+            outputs = model(inputs.cpu()[torch.arange(batch)])
+        else:
+            outputs = model(inputs) * torch.rand(batch, 8, 1).cpu()
+        outputs.square().mean().backward()
+        optimizer.step()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+
+    found = memlog.estimate(step, model=make, optimizer=torch.optim.Adam, batch=64)
+    parameters = sum(one.nbytes for one in make().parameters())
+    assert found.categories["parameters"] == parameters
+    assert found.peak > 4 * parameters
+    assert found.on_host < 2 * 2**20
