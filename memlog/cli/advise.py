@@ -10,6 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.explained_run import find_explained_run
@@ -22,6 +23,7 @@ from memlog.facts.traced_steps import among
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports import encode, summarize
+from memlog.reports.run_plan import RunPlan, plan_for_run
 from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
 from memlog.reports.worst_step import read_worst_step
 from memlog.settings import runs_directory
@@ -40,6 +42,7 @@ class RunAdvice(msgspec.Struct, frozen=True):
     advice: Advice
     standing: Standing
     longest_batch: LongestBatch | None = None
+    fit: RunPlan | None = None
 
 
 @click.command(
@@ -48,22 +51,38 @@ class RunAdvice(msgspec.Struct, frozen=True):
     short_help="Show what holds a run's memory, and what would reduce it.",
 )
 @run_argument
+@click.option(
+    "--fit",
+    metavar="SIZE",
+    help='Print the cheapest changes with which the step would fit into "24 GiB", and the code for them.',
+)
 @json_option
 @dir_option
-def advise_run(run: str, directory: Path | None, as_json: bool) -> None:
+def advise_run(run: str, directory: Path | None, *, fit: str | None, as_json: bool) -> None:
     """Show what holds a run's memory, and which changes would reduce it.
 
     RUN is a run's id or the id's beginning, its name in a tracker, or "latest". The run needs a traced step:
     memlog.init(model=model, layers=True). docs/advise.md explains how the peaks are predicted.
+
+    Exit code 1 if --fit is given, and the step would not fit or another step needs more.
     """
+    memory = None if fit is None else read_size(fit)
     found, event, trace = _worst_step(find_explained_run(runs_directory(directory), run))
     longest = summarize(found).longest_batch
-    document = RunAdvice(SCHEMA, found.id, event.step, *advise_on(found, event, trace), longest)
+    advice, standing = advise_on(found, event, trace)
+    plan = None
+    if memory is not None:
+        plan = plan_for_run(found, event, trace, memory, standing, longest)
+    document = RunAdvice(SCHEMA, found.id, event.step, advice, standing, longest, plan)
     if as_json:
         print_json(encode(document))
-        return
-    with page() as console:
-        _print(console, document)
+    else:
+        with page() as console:
+            _print(console, document)
+        if plan is not None:
+            _print_plan(plan)
+    if plan is not None and not plan.is_enough:
+        click.get_current_context().exit(1)
 
 
 def _worst_step(run: RunDirectory) -> tuple[RunDirectory, Trace, RecordedTrace]:
@@ -99,6 +118,16 @@ def _print(console: Console, document: RunAdvice) -> None:
         console.print(plain(_nothing(advice, document.standing.held)))
     for note in advice.notes:
         console.print(plain(note, "dim"))
+
+
+def _print_plan(found: RunPlan) -> None:
+    """Print the plan without wrapping, because its code is to be pasted."""
+    lines = ["", *found.unsure, found.why_none or ""]
+    if found.plan is not None:
+        lines[-1] = found.plan.text().replace("`", "")
+        if found.plan.code:
+            lines += ["", found.plan.code]
+    click.echo("\n".join(lines))
 
 
 def _print_holders(console: Console, advice: Advice) -> None:

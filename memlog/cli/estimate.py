@@ -75,7 +75,7 @@ class PlanDocument(msgspec.Struct, frozen=True):
     schema: int
     target: str
     plan: Any
-    """`memlog.estimates.plan.FittingPlan`, whose module needs torch."""
+    """`memlog.trace.predict.fitting.FittingPlan`."""
 
 
 @click.command(

@@ -17,37 +17,20 @@ from torch.utils.checkpoint import checkpoint
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.several_processes import is_distributed
+from memlog.trace.predict.fitting import PlannedChanges
 
 _UNKNOWN = "the model is unknown: pass model= to memlog.estimate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepChanges:
-    """Changes that are made together. An estimate with them runs the changed step.
+class StepChanges(PlannedChanges):
+    """Changes of a step that an estimate runs. Of other optimizers, it knows Adafactor.
 
     Attributes:
-        parts: Number of parts of the batch whose gradients are accumulated. The batch is one part.
-        checkpointed: Paths of the modules in ``torch.utils.checkpoint``.
-        autocast: True if forward and loss run in bfloat16 where that is safe (``torch.autocast``).
-        one_by_one: True if optimizers update one parameter after the other (``foreach=False``).
-        on_host: True if activations wait on the host for the backward pass (``save_on_cpu``).
-        sharded: Paths of the modules that are sharded over the ranks one by one, and the rest of the model
-            with the model itself (``fully_shard``, FSDP2). ``None``: The model is not sharded.
-        parameters_on_host: True if the sharded parameters, their gradients and the optimizer's state are on
-            the host (``CPUOffloadPolicy``).
-        adafactor: True if `torch.optim.Adafactor` takes the place of the optimizers.
         operations: List to which each step appends its number of floating-point operations; ``None``: they
             are not counted. Counting changes the memory of the step.
     """
 
-    parts: int = 1
-    checkpointed: tuple[str, ...] = ()
-    autocast: bool = False
-    one_by_one: bool = False
-    on_host: bool = False
-    sharded: tuple[str, ...] | None = None
-    parameters_on_host: bool = False
-    adafactor: bool = False
     operations: list[int] | None = field(default=None, compare=False)
 
     def shard(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
@@ -102,7 +85,7 @@ class StepChanges:
                 forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
                 stack.enter_context(patch.object(module, "forward", forward))
             stepping = optimizers
-            if self.adafactor:
+            if self.optimizer:
                 stepping = [torch.optim.Adafactor(_only_parameters(each)) for each in optimizers]
                 for optimizer, other in zip(optimizers, stepping, strict=True):
                     stack.enter_context(patch.object(optimizer, "step", other.step))

@@ -31,7 +31,7 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
 from memlog.estimates.places import Places
-from memlog.estimates.plan import FittingPlan, plan, refuse_plan
+from memlog.estimates.plan import plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
@@ -39,6 +39,7 @@ from memlog.facts.saving import SavingCost, saving_costs
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
+from memlog.trace.predict.fitting import FittingPlan
 from memlog.trace.records import LayerFigures, RecordedTrace
 from memlog.tracer.engines.cpu.limitations import ALWAYS
 

@@ -95,6 +95,12 @@ def best_plan(traced: TracedStep, peak: int) -> CheckpointPlan | None:
     return _without_last_module(traced, calls, best)
 
 
+def peak_with_checkpointing(traced: TracedStep, modules: Sequence[str]) -> int:
+    """Compute the peak in bytes if the modules with these paths are checkpointed."""
+    calls = _recomputed_calls(traced)
+    return _peak(traced, calls, [layer for layer in calls if traced.paths[layer] in modules])
+
+
 def _without_last_module(
     traced: TracedStep, calls: _CallsByLayer, plan: CheckpointPlan
 ) -> CheckpointPlan:
@@ -167,7 +173,9 @@ def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
             left = [storage for storage in _transients(traced, call) if storage.end > call.end]
             result = _result(left)
             for storage in left:
-                if storage is not result:
+                if storage.cached:
+                    found.setdefault(storage, traced.backward_after(call.end))
+                elif storage is not result:
                     found.setdefault(storage, call.end)
     return found
 
@@ -270,7 +278,7 @@ def _peak(traced: TracedStep, calls: _CallsByLayer, group: Sequence[int]) -> int
     for call in checkpointed:
         for storage in call.inputs:
             ends[storage] = max(call.released_at, ends.get(storage, storage.end))
-    intervals = traced.intervals(ends=ends)
+    intervals = traced.intervals(ends)
     for call in checkpointed:
         intervals += [
             SizedInterval(call.recompute_at, storage.end, storage.size) for storage in call.dropped

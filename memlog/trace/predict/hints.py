@@ -9,10 +9,11 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.units import format_bytes
-from memlog.trace.predict import optimizers, scaling
+from memlog.trace.predict import optimizers
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep
 from memlog.trace.predict.precision import why_not, with_autocast
+from memlog.trace.predict.scaling import accumulating, scaled
 from memlog.trace.records import RecordedTrace, TraceResult
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]
@@ -24,8 +25,8 @@ report also ignores amounts below this fraction."""
 _NAMED = 6
 """Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
-_TWO_MOMENTS = 2
-_8_BIT = 1 + 4 / 256
+TWO_MOMENTS = 2
+EIGHT_BIT = 1 + 4 / 256
 """Bytes per value in the state of an 8-bit optimizer. Each value has one byte, and each block of 256 values
 has four more bytes (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in
 bitsandbytes)."""
@@ -112,24 +113,24 @@ def steady_peak_of(trace: RecordedTrace) -> int | None:
 
     The steady peak is the peak of a step in which the optimizer's state exists from the start.
     """
-    return None if _incomplete(trace) else scaling.steady_peak(TracedStep(trace))
+    return None if why_no_prediction(trace) else TracedStep(trace).peak
 
 
 def _predictions(
     trace: RecordedTrace, held: int | None
 ) -> tuple[int | None, tuple[Hint, ...], tuple[str, ...]]:
     """Return the steady peak, hints and notes. If the trace is not complete, return only a note."""
-    incomplete = _incomplete(trace)
+    incomplete = why_no_prediction(trace)
     if incomplete is not None:
         return None, (), (incomplete,)
     traced = TracedStep(trace)
-    peak = scaling.steady_peak(traced)
+    peak = traced.peak
     min_saved = WORTH * max(peak, held or 0)
     hints = _hints(traced, peak, min_saved)
     return peak, hints, tuple(_notes(traced, hints, peak, min_saved))
 
 
-def _incomplete(trace: RecordedTrace) -> str | None:
+def why_no_prediction(trace: RecordedTrace) -> str | None:
     """Return the reason why a trace is not complete, as a note; ``None`` if the trace is complete."""
     result = trace.result
     if result.exactness != "exact":
@@ -146,7 +147,7 @@ def _notes(traced: TracedStep, hints: Sequence[Hint], peak: int, min_saved: floa
     twice = [path for hint in hints for path in running_statistics(traced, hint.modules)]
     if twice:
         yield (
-            f"A checkpointed module's forward runs twice, so {_listed(twice)} would update its running "
+            f"A checkpointed module's forward runs twice, so {listed(twice)} would update its running "
             "statistics twice for each batch: use a momentum of 1 - sqrt(1 - momentum)."
         )
     if not traced.has_backward:
@@ -199,29 +200,30 @@ def _hint(
 
 
 def _smaller_batch(traced: TracedStep, current: int) -> Iterator[Hint]:
-    yield _hint("batch", "Half the batch", current, scaling.with_half_batch(traced))
+    half = scaled(traced, 2)
+    yield _hint("batch", "Half the batch", current, half.peak)
     if not traced.has_backward:
         return  # the gradients are unknown
     what = (
         "Half the batch, with gradient accumulation over two batches: the training stays the same"
     )
-    yield _hint("accumulation", what, current, scaling.accumulated(traced))
+    yield _hint("accumulation", what, current, accumulating(half).peak)
 
 
 def _checkpointing(traced: TracedStep, current: int) -> Iterator[Hint]:
     plan = best_plan(traced, current)
     if plan is not None:
-        what = f"`torch.utils.checkpoint` on {_listed(plan.modules)}"
-        time = _forward_time(traced.trace.result, plan.modules)
+        what = f"`torch.utils.checkpoint` on {listed(plan.modules)}"
+        time = forward_time(traced.trace.result, plan.modules)
         yield _hint("checkpointing", what, current, plan.peak, plan.modules, time)
 
 
-def _listed(paths: Sequence[str]) -> str:
+def listed(paths: Sequence[str]) -> str:
     named = ", ".join(f"`{path}`" for path in paths[:_NAMED])
     return named + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
 
 
-def _forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:
+def forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:
     """Return the time of the modules' forward passes, as a fraction of the step's time."""
     if not result.duration_ms:
         return None
@@ -230,11 +232,11 @@ def _forward_time(result: TraceResult, modules: Sequence[str]) -> float | None:
 
 
 def _precision(traced: TracedStep, current: int) -> Iterator[Hint]:
-    peak = with_autocast(traced)
-    if peak is not None:
+    cast = with_autocast(traced)
+    if cast is not None:
         device = traced.trace.result.device.partition(":")[0]
         what = f'`torch.autocast("{device}", dtype=torch.bfloat16)`, if all is float32 now'
-        yield _hint("precision", what, current, peak)
+        yield _hint("precision", what, current, cast.peak)
 
 
 def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
@@ -245,26 +247,26 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
             f"Deleting the optimizers that did not step, whose state takes {format_bytes(idle)}, if nothing "
             "uses them"
         )
-        yield _hint("optimizer", what, current, optimizers.without_idle(traced))
+        yield _hint("optimizer", what, current, optimizers.without_idle(traced).peak)
     kept = optimizers.kept_states(traced)
-    heavy = [state for state in kept if state.values >= _TWO_MOMENTS]
+    heavy = [state for state in kept if state.values >= TWO_MOMENTS]
     if heavy:
         momentum = optimizers.with_states(traced, {one.step: one.parameters for one in heavy})
-        yield _hint(
-            "optimizer", f"SGD with momentum in place of {_named(heavy)}", current, momentum
-        )
+        what = f"SGD with momentum in place of {_named(heavy)}"
+        yield _hint("optimizer", what, current, momentum.peak)
     if kept:
         bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
-        yield _hint("optimizer", f"SGD without momentum in place of {_named(kept)}", current, bare)
+        what = f"SGD without momentum in place of {_named(kept)}"
+        yield _hint("optimizer", what, current, bare.peak)
         sizes = {
-            one.step: min(one.values, _TWO_MOMENTS) * one.parameters / one.value_bytes * _8_BIT
+            one.step: min(one.values, TWO_MOMENTS) * one.parameters / one.value_bytes * EIGHT_BIT
             for one in kept
         }
-        more = any(one.values > _TWO_MOMENTS for one in kept)
+        more = any(one.values > TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
-        yield _hint("optimizer", what, current, optimizers.with_states(traced, sizes))
+        yield _hint("optimizer", what, current, optimizers.with_states(traced, sizes).peak)
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from copy import copy
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memlog.trace import encoding
 from memlog.trace.encoding import (
@@ -51,6 +53,14 @@ class StorageLifetime:
         self.category = event.category
         self.thread = event.thread
         self.uses = NOTHING_KNOWN
+        self.cached = False
+        """True for autocast's copy of a parameter, which a cache keeps to the end of the forward pass."""
+
+    def changed(self, **fields: Any) -> StorageLifetime:
+        """Return a copy of which some attributes have other values."""
+        found = copy(self)
+        vars(found).update(fields)
+        return found
 
     @property
     def transient(self) -> bool:
@@ -195,7 +205,6 @@ class TracedStep:
         for at, event in enumerate(encoding.decode(trace.events)):
             stream.apply(at, event)
         stream.finish()
-        self.storages = stream.storages
         self.calls = stream.calls
         self.optimizer_steps = stream.optimizer_steps
         self._phase_changes = stream.phase_changes
@@ -204,8 +213,38 @@ class TracedStep:
         starts = [call.begin for call in self.calls]
         starts += [change.at for change in self._phase_changes]
         self.first_activity = min(starts, default=self.length)
-        self._by_begin = sorted(self.storages, key=lambda storage: storage.begin)
+        self.set_storages(stream.storages)
+
+    def set_storages(self, storages: list[StorageLifetime]) -> None:
+        self.storages = storages
+        self._by_begin = sorted(storages, key=_begin)
         self._begins = [storage.begin for storage in self._by_begin]
+
+    def with_storages(
+        self,
+        changed: Mapping[StorageLifetime, StorageLifetime],
+        added: Iterable[StorageLifetime] = (),
+        removed: AbstractSet[StorageLifetime] = frozenset(),
+    ) -> TracedStep:
+        """Return the step with other storages. Its calls, phases and moments are the same.
+
+        Of storages that begin at the same moment, those in ``added`` come first.
+        """
+        step = copy(self)
+        kept = (storage for storage in self.storages if storage not in removed)
+        step.set_storages([*added, *(changed.get(storage, storage) for storage in kept)])
+        step.calls = [
+            call._replace(inputs=tuple(changed.get(one, one) for one in call.inputs))
+            if call.inputs
+            else call
+            for call in self.calls
+        ]
+        return step
+
+    @property
+    def peak(self) -> int:
+        """Peak in bytes, if the optimizer's state exists from the start."""
+        return highest(self.intervals(), self.length)
 
     def kind(self, layer: int) -> str:
         """Return the name of a layer's class; empty if unknown."""
@@ -296,27 +335,20 @@ class TracedStep:
                 found.setdefault(storage.layer, []).append(storage.size)
         return found
 
-    def intervals(
-        self,
-        sizes: Mapping[StorageLifetime, float] | None = None,
-        ends: Mapping[StorageLifetime, int] | None = None,
-    ) -> list[SizedInterval]:
+    def intervals(self, ends: Mapping[StorageLifetime, int] | None = None) -> list[SizedInterval]:
         """Return each storage's interval, which begins at `steady_begin`, and its bytes.
 
-        ``sizes`` holds new bytes for some storages, and ``ends`` holds new ends for some storages.
+        ``ends`` holds new ends for some storages.
         """
-        sizes, ends = sizes or {}, ends or {}
+        ends = ends or {}
         return [
-            SizedInterval(
-                steady_begin(storage),
-                ends.get(storage, storage.end),
-                sizes.get(storage, storage.size),
-            )
+            SizedInterval(steady_begin(storage), ends.get(storage, storage.end), storage.size)
             for storage in self.storages
         ]
 
 
 _moment = attrgetter("at")
+_begin = attrgetter("begin")
 
 
 def steady_begin(storage: StorageLifetime) -> int:

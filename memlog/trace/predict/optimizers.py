@@ -1,4 +1,4 @@
-"""Prediction of the peak if other optimizers replace those of the traced step."""
+"""State of a traced step's optimizers, and the step with other optimizers in their place."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from memlog.trace.encoding import BEFORE, GRADIENT, OPTIMIZER, OPTIMIZER_STATE, OUTSIDE, PARAMETER
+from memlog.trace.encoding import (
+    ALLOC,
+    BEFORE,
+    GRADIENT,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
+    OUTSIDE,
+    PARAMETER,
+    StreamEvent,
+)
 from memlog.trace.predict.lifetimes import (
     BEFORE_TRACE,
     ParameterKey,
-    SizedInterval,
     StorageLifetime,
     TracedStep,
-    highest,
-    steady_begin,
 )
 from memlog.trace.storage_uses import HALF_NOW
 
@@ -59,10 +65,10 @@ def idle_bytes(traced: TracedStep) -> int:
     return sum(storage.size for storage in traced.storages if _is_idle(traced, storage))
 
 
-def without_idle(traced: TracedStep) -> int:
-    """Compute the peak in bytes without the state of optimizers that did not step."""
-    idle = {storage: 0.0 for storage in traced.storages if _is_idle(traced, storage)}
-    return highest(traced.intervals(idle), traced.length)
+def without_idle(traced: TracedStep) -> TracedStep:
+    """Return the step without the state of optimizers that did not step."""
+    idle = {storage for storage in traced.storages if _is_idle(traced, storage)}
+    return traced.with_storages({}, removed=idle)
 
 
 def kept_states(traced: TracedStep) -> list[State]:
@@ -100,21 +106,25 @@ def kept_states(traced: TracedStep) -> list[State]:
     return found if kept_for >= _ALMOST_ALL * _bytes(in_layers) else []
 
 
-def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> int:
-    """Compute the peak in bytes if other optimizers replace optimizers of the traced step.
+def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> TracedStep:
+    """Return the step with other optimizers in place of some of its own.
 
-    The computation assumes that the steps of the new optimizers allocate only state. ``sizes`` maps the
-    `State.step` of each replaced state to the bytes of the new state.
+    The steps of the new optimizers allocate only state. ``sizes`` maps the `State.step` of each replaced
+    state to the bytes of the new state.
     """
-    intervals = [SizedInterval(BEFORE_TRACE, traced.length, size) for size in sizes.values()]
     known = sorted(_by_step(traced))
-    intervals += [
-        SizedInterval(steady_begin(storage), storage.end, storage.size)
+    removed = {
+        storage
         for storage in traced.storages
-        if _is_idle(traced, storage)
-        or not (_of_an_optimizer(storage) and _known_step(traced, storage, known) in sizes)
-    ]
-    return highest(intervals, traced.length)
+        if not _is_idle(traced, storage)
+        and _of_an_optimizer(storage)
+        and _known_step(traced, storage, known) in sizes
+    }
+    state = StreamEvent(0, 0, 0, OUTSIDE, ALLOC, BEFORE, OPTIMIZER_STATE, 0)
+    new = StorageLifetime(state, BEFORE_TRACE, traced.length)
+    return traced.with_storages(
+        {}, [new.changed(size=round(size)) for size in sizes.values()], removed
+    )
 
 
 def _known_step(traced: TracedStep, storage: StorageLifetime, known: Sequence[int]) -> int:
@@ -235,9 +245,15 @@ def _is_in_use(traced: TracedStep, storage: StorageLifetime) -> bool:
 
 
 def _is_idle(traced: TracedStep, storage: StorageLifetime) -> bool:
-    """Return True for state of an optimizer that did not step. If no optimizer stepped, return False."""
+    """Return True for state of an optimizer that did not step.
+
+    If no optimizer stepped, or the step begins with an optimizer's (``optimizer.step(closure)``), it is
+    unknown, and the result is False.
+    """
+    if not traced.optimizer_steps or traced.optimizer_steps[0].begin <= traced.first_activity:
+        return False
     known_before = storage.begin == BEFORE_TRACE and storage.classified_at < traced.first_activity
-    return bool(traced.optimizer_steps) and _is_state(storage) and known_before
+    return _is_state(storage) and known_before
 
 
 def _is_state(storage: StorageLifetime) -> bool:

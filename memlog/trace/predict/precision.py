@@ -1,4 +1,4 @@
-"""Prediction of the peak under bfloat16 autocast.
+"""A traced step under bfloat16 autocast.
 
 Under autocast, matrix products and convolutions compute with two bytes per value instead of four. Their
 results have two bytes per value, too. Other operations keep the type of their input. Parameters keep their
@@ -15,20 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memlog.trace.encoding import BACKWARD, BUFFER, FORWARD, INPUT, OUTSIDE, PARAMETER
-from memlog.trace.predict.lifetimes import (
-    BEFORE_TRACE,
-    Interval,
-    SizedInterval,
-    StorageLifetime,
-    TracedStep,
-    highest,
-    steady_begin,
+from memlog.trace.encoding import (
+    BACKWARD,
+    BUFFER,
+    FORWARD,
+    INPUT,
+    OUTSIDE,
+    PARAMETER,
+    UNDECIDED,
 )
+from memlog.trace.predict.lifetimes import BEFORE_TRACE, Interval, StorageLifetime, TracedStep
 from memlog.trace.storage_uses import (
     HALF,
     HALF_BY_SLOW_CONVOLUTION,
     HALF_NOW,
+    NOTHING_KNOWN,
     UNKNOWN_TYPE,
     WIDE,
 )
@@ -62,8 +63,8 @@ float32. RMSNorm is missing, because the type of its result on a GPU depends on 
 RNN are missing, because the storages that these layers keep depend on the library that runs them."""
 
 
-def with_autocast(traced: TracedStep) -> int | None:
-    """Compute the peak under bfloat16 autocast, in bytes.
+def with_autocast(traced: TracedStep) -> TracedStep | None:
+    """Return the step under bfloat16 autocast.
 
     Return ``None`` if `why_not` returns a reason, if the step used autocast, or if autocast casts nothing.
     """
@@ -73,8 +74,11 @@ def with_autocast(traced: TracedStep) -> int | None:
         or not any(storage.uses.cast_first for storage in traced.storages)
     ):
         return None
-    intervals = [span for storage in traced.storages for span in _cast(traced, storage)]
-    return highest([*intervals, *_copied_results(traced)], traced.length)
+    casts = {storage: _cast(traced, storage) for storage in traced.storages}
+    return traced.with_storages(
+        {storage: own for storage, (own, _) in casts.items()},
+        [copy for _, copies in casts.values() for copy in copies] + list(_copied_results(traced)),
+    )
 
 
 def why_not(traced: TracedStep) -> str | None:
@@ -114,31 +118,36 @@ def _unknown_kinds(traced: TracedStep) -> list[str]:
     return sorted(kinds - PRODUCTS - _OTHERS)
 
 
-def _cast(traced: TracedStep, storage: StorageLifetime) -> Iterator[SizedInterval]:
-    """Yield the intervals and bytes that a storage and the storage's copies have under autocast."""
-    begin, end, uses = steady_begin(storage), storage.end, storage.uses
+def _cast(
+    traced: TracedStep, storage: StorageLifetime
+) -> tuple[StorageLifetime, list[StorageLifetime]]:
+    """Return a storage as it is under autocast, and its copies."""
+    end, uses = storage.end, storage.uses
     if uses.type == HALF and _varies(storage) and "Loss" not in traced.kind(storage.layer):
-        yield SizedInterval(begin, end, storage.size * _HALF)
-        return
+        return storage.changed(size=round(storage.size * _HALF)), []
     if not uses.cast_first or uses.type != WIDE:
-        yield SizedInterval(begin, end, storage.size)
-        return
+        return storage, []
     first = traced.allocated_after(uses.cast_first)
     last = traced.allocated_after(uses.cast_last) + 1
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
-    if storage.category == PARAMETER:
+    is_parameter = storage.category == PARAMETER
+    if is_parameter:
         # The whole forward pass uses one copy, which lives until the backward pass no longer needs it.
         until, copies = max(last, min(traced.backward_after(first), traced.length)), 1
     intervals = list(_between_steps(traced, first, until))
-    for interval in intervals:
-        yield SizedInterval(*interval, storage.size * _HALF * -(-copies // len(intervals)))
+    copy = storage.changed(
+        phase=FORWARD, category=UNDECIDED, uses=NOTHING_KNOWN, cached=is_parameter
+    )
+    size = round(storage.size * _HALF) * -(-copies // max(len(intervals), 1))
     freed_early = storage.transient or (
         _varies(storage) and _ends_in_first_backward(traced, storage, first)
     )
     if freed_early and in_backward and uses.used < uses.cast_last:
         end = min(end, max(first, traced.allocated_after(uses.used)) + 1)
-    yield SizedInterval(begin, end, storage.size)
+    return storage.changed(end=end), [
+        copy.changed(begin=begin, end=end, size=size) for begin, end in intervals
+    ]
 
 
 def _ends_in_first_backward(traced: TracedStep, storage: StorageLifetime, at: int) -> bool:
@@ -167,8 +176,8 @@ def _between_steps(traced: TracedStep, first: int, last: int) -> Iterator[Interv
         yield Interval(first, last)
 
 
-def _copied_results(traced: TracedStep) -> Iterator[SizedInterval]:
-    """Yield the intervals and bytes of the float32 copies of the models' results. Losses use these copies."""
+def _copied_results(traced: TracedStep) -> Iterator[StorageLifetime]:
+    """Yield the float32 copies of the models' results. Losses use these copies."""
     inputs = {storage for call in traced.outermost_calls() for storage in call.inputs or ()}
     for call in traced.outermost_calls():
         left = [
@@ -189,16 +198,18 @@ def _varies(storage: StorageLifetime) -> bool:
     return storage.transient or (storage.category == INPUT and storage.begin > BEFORE_TRACE)
 
 
-def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> SizedInterval:
-    """Return the interval of a result's float32 copy, and the bytes that this copy adds."""
+def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> StorageLifetime:
+    """Return a result's float32 copy, with the bytes that this copy adds."""
+    copy = result.changed(begin=at, uses=NOTHING_KNOWN, layer=OUTSIDE)
     used = traced.allocated_after(result.uses.used)
     if result.uses.used and used < traced.backward_after(at):
         # The loss (cross entropy) does not keep the result for the backward pass.
-        return SizedInterval(at, max(at, used) + 1, result.size)
+        return copy.changed(end=max(at, used) + 1)
     # A layer of `PRODUCTS` does not keep its result for the backward pass. So the float32 copy replaces the
     # half-precision result, and only the difference of the two sizes is added.
     alone = traced.kind(result.layer) in PRODUCTS
-    return SizedInterval(at, _backward_into(traced, at), result.size * (_HALF if alone else 1.0))
+    size = round(result.size * (_HALF if alone else 1.0))
+    return copy.changed(end=_backward_into(traced, at), size=size)
 
 
 def _backward_into(traced: TracedStep, at: int) -> int:

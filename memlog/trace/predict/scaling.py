@@ -1,57 +1,107 @@
-"""Prediction of the peak with half the batch, and with gradients accumulated over several batches."""
+"""A traced step with a part of the batch, and with gradients accumulated over several batches."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from memlog.trace.encoding import BACKWARD, FORWARD, GRADIENT, INPUT, RECOMPUTE
-from memlog.trace.predict.lifetimes import (
-    ParameterKey,
-    SizedInterval,
-    StorageLifetime,
-    TracedStep,
-    highest,
+from memlog.trace.encoding import (
+    BACKWARD,
+    FORWARD,
+    GRADIENT,
+    INPUT,
+    OTHER,
+    OUTSIDE,
+    RECOMPUTE,
+    TEMPORARY,
 )
+from memlog.trace.predict.lifetimes import ParameterKey, StorageLifetime, TracedStep
 from memlog.trace.predict.precision import PRODUCTS
+from memlog.trace.storage_uses import HALF_NOW, NOTHING_KNOWN, UNKNOWN_TYPE
+
+_COPIES = 4.1
+"""Bytes of oneDNN's largest buffers for a convolution's weight / bytes of the weight.
+
+With 3 x 3 weights and small images, the transformed weight is four times as large (Winograd's algorithm)."""
 
 
-def steady_peak(traced: TracedStep) -> int:
-    """Compute the peak in bytes of a step in which the optimizer's state exists from the start."""
-    return highest(traced.intervals(), traced.length)
+def scaled(traced: TracedStep, parts: int, *, whole_inputs: bool = False) -> TracedStep:
+    """Return the step with one of ``parts`` equal parts of the batch.
 
+    Inputs shrink with the batch. Activations and temporaries of forward and backward passes shrink, too, with
+    the unused ends of their blocks on CUDA. Gradients of parameters and copies of parameters keep their size.
 
-def with_half_batch(traced: TracedStep) -> int:
-    """Compute the peak in bytes with half the batch.
-
-    Inputs shrink with the batch. Activations and temporaries of forward and backward passes shrink, too.
-    Gradients of parameters and copies of parameters keep their size.
+    Args:
+        traced: The step with the whole batch.
+        parts: Number of parts.
+        whole_inputs: True if the program keeps the whole batch, and the parts are views of it. This holds for
+            inputs that no module has made.
     """
-    return highest(traced.intervals(_sizes_with_half_batch(traced)), traced.length)
+    copies = _copies(traced)
+    weights = _convolution_weights(traced)
+    smaller = {
+        storage: storage.changed(size=_part(storage, parts, weights.get(storage.layer, 0)))
+        for storage in traced.storages
+        if storage.category == INPUT
+        or (
+            (storage.transient or storage.category == OTHER)
+            and storage.phase in (FORWARD, BACKWARD, RECOMPUTE)
+            and storage.size not in copies.get((storage.layer, storage.phase), ())
+        )
+    }
+    others = [
+        whole.changed(size=whole.size - part.size, uses=NOTHING_KNOWN)
+        for whole, part in smaller.items()
+        if whole_inputs and whole.category == INPUT and whole.layer == OUTSIDE
+    ]
+    return traced.with_storages(smaller, others)
 
 
-def accumulated(traced: TracedStep) -> int:
-    """Compute the peak in bytes with half the batch, if gradients are accumulated over several batches.
+def _convolution_weights(traced: TracedStep) -> dict[int, int]:
+    """Return the bytes of each convolution's weight on the CPU, by layer."""
+    if traced.trace.result.device != "cpu":
+        return {}
+    return {
+        layer: max(sizes)
+        for layer, sizes in traced.parameters().items()
+        if traced.kind(layer).startswith("Conv")
+    }
 
-    The result is the peak of the second batch and of each later batch. During these batches, the accumulated
-    gradients are live, and the gradients of the previous step are freed. A new gradient is live until the
-    backward pass has added the new gradient to the accumulated gradient.
+
+def _part(storage: StorageLifetime, parts: int, weight: int) -> int:
+    """Return the bytes that a storage takes for one of ``parts`` parts of the batch.
+
+    Inside a convolution on the CPU, oneDNN holds a copy of the weight beside copies of the input and the
+    result. Its backward pass needs them one after the other.
+    ``weight`` is the weight's size in bytes; 0: the storage's layer is no such convolution.
+    """
+    part = round(storage.size / parts)
+    if storage.category != TEMPORARY or not weight:
+        return part
+    if storage.phase != BACKWARD:
+        fixed = min(storage.size, weight)
+        return fixed + round((storage.size - fixed) / parts)
+    return storage.size if storage.size <= _COPIES * weight else max(part, weight)
+
+
+def accumulating(traced: TracedStep) -> TracedStep:
+    """Return the step of a batch to whose gradients those of earlier batches are added.
+
+    It stands for the second batch and each later one. During these batches, the accumulated gradients are
+    live, and the gradients of the previous step are freed. A new gradient is live until the backward pass has
+    added the new gradient to the accumulated gradient.
     """
     gradients = [
         storage
         for storage in traced.storages
         if storage.category == GRADIENT and storage.phase == BACKWARD
     ]
-    accumulated_before = [
-        SizedInterval(traced.between_steps(one.begin).begin, one.begin, one.size)
-        for one in gradients
+    before = [
+        one.changed(begin=traced.between_steps(one.begin).begin, end=one.begin) for one in gradients
     ]
-    new = [
-        SizedInterval(one.begin, min(traced.next_phase_change(one.begin), one.end), one.size)
-        for one in gradients
-    ]
-    others = traced.intervals(_sizes_with_half_batch(traced), _replaced(traced, gradients))
-    return highest([*others, *accumulated_before, *new], traced.length)
+    new = [one.changed(end=min(traced.next_phase_change(one.begin), one.end)) for one in gradients]
+    replaced = {one: one.changed(end=end) for one, end in _replaced(traced, gradients).items()}
+    return traced.with_storages(replaced, [*before, *new])
 
 
 def _replaced(
@@ -75,27 +125,12 @@ def _replaced(
     return found
 
 
-def _sizes_with_half_batch(traced: TracedStep) -> dict[StorageLifetime, float]:
-    """Return the halved bytes of each storage that shrinks with the batch."""
-    copies = _copies(traced)
-    return {
-        storage: storage.size / 2
-        for storage in traced.storages
-        if storage.category == INPUT
-        or (
-            storage.transient
-            and storage.phase in (FORWARD, BACKWARD, RECOMPUTE)
-            and storage.size not in copies.get((storage.layer, storage.phase), ())
-        )
-    }
-
-
 def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     """Return the sizes of copies of parameters, and of gradients of parameters, by layer and phase.
 
-    These storages do not shrink with the batch. Under autocast, a copy and the copy's gradient have half the
-    parameter's size. A gradient that is added to another gradient has the parameter's full size. A layer of
-    `PRODUCTS` that is called once per step has no such gradient.
+    These storages do not shrink with the batch. If the traced step used autocast, a copy and the copy's
+    gradient have half the parameter's size. A gradient that is added to another gradient has the parameter's
+    full size. A layer of `PRODUCTS` that is called once per step has no such gradient.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
@@ -104,9 +139,11 @@ def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
         if call.phase == FORWARD
     )
     called = {layer for layer, _ in calls}
+    types = {storage.uses.type for storage in traced.storages}
+    may_be_half = HALF_NOW in types or types == {UNKNOWN_TYPE}
     repeated = {layer for (layer, _), count in calls.items() if count > 1}
     for layer, sizes in traced.parameters().items():
-        halves = {size // 2 for size in sizes}
+        halves = {size // 2 for size in sizes} if may_be_half else set()
         found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
         once = layer in called - repeated and traced.kind(layer) in PRODUCTS
         found[layer, BACKWARD] = halves if once else halves | set(sizes)

@@ -20,7 +20,7 @@ from memlog.cli.main import cli
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import estimate_made_by
-from memlog.estimates.plan import plan
+from memlog.estimates.plan import ADAFACTOR, plan
 
 pytestmark = [
     pytest.mark.integration,
@@ -66,7 +66,7 @@ def changed_by_hand(changes: StepChanges) -> dict[str, Any]:
             fully_shard(model.get_submodule(path), offload_policy=policy)
         fully_shard(model, offload_policy=policy)
     options: dict[str, Any] = {"foreach": False} if changes.one_by_one else {}
-    kind: Any = torch.optim.Adafactor if changes.adafactor else torch.optim.AdamW
+    kind: Any = torch.optim.Adafactor if changes.optimizer else torch.optim.AdamW
     optimizer = kind(model.parameters(), **options)
 
     def train() -> None:
@@ -103,7 +103,7 @@ BLOCKS = tuple(f"blocks.{number}" for number in range(3))
         StepChanges(one_by_one=True),
         StepChanges(on_host=True),
         StepChanges(parts=8, checkpointed=BLOCKS, autocast=True, one_by_one=True),
-        StepChanges(adafactor=True, parts=2),
+        StepChanges(optimizer=ADAFACTOR, parts=2),
         StepChanges(sharded=BLOCKS),
         StepChanges(sharded=BLOCKS, parameters_on_host=True),
         StepChanges(sharded=(), parts=2, autocast=True, checkpointed=BLOCKS),
@@ -170,8 +170,8 @@ def test_what_cannot_fit_is_told_with_all_changes(whole: memlog.Estimate) -> Non
     found = whole.plan("100 MiB")
     assert not found.fits
     assert not found.code
-    assert found.steps[-1].change == "+ torch.optim.Adafactor"
-    assert "use several devices (--ranks 8, ranks=8), or a smaller model" in found.text()
+    assert found.steps[-1].change == "+ torch.optim.Adafactor() as the optimizer"
+    assert "a plan also shards the model" in found.text()
 
 
 def test_several_ranks_shard_what_does_not_fit_on_one() -> None:

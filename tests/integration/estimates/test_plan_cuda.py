@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import memlog
 from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import Estimate, estimate_made_by
-from memlog.estimates.plan import FittingPlan
 from memlog.estimates.plan import plan as planned
+from memlog.trace.predict.fitting import FittingPlan
 
 pytestmark = pytest.mark.cuda
 BATCH = 16
@@ -47,7 +47,7 @@ class Job(NamedTuple):
             for path in (*plan.sharded, ""):
                 fully_shard(model.get_submodule(path), offload_policy=policy)
         options: dict[str, Any] = {"foreach": False} if plan.one_by_one else {}
-        kind: Any = torch.optim.Adafactor if plan.adafactor else torch.optim.AdamW
+        kind: Any = torch.optim.Adafactor if plan.optimizer else torch.optim.AdamW
         optimizer = kind(model.parameters(), **options)
 
         def step() -> None:

@@ -14,7 +14,7 @@ from support.training import CASES, traced
 
 from memlog._internal.units import format_bytes
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.events import OutOfMemory
+from memlog.events import Event, OutOfMemory, StepInputs, TensorInput
 from memlog.journal import RunDirectory
 from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
@@ -72,7 +72,9 @@ def test_it_says_what_holds_the_memory_and_what_would_help(tmp_path: Path) -> No
 def test_the_document_is_stable(tmp_path: Path) -> None:
     run = traced_run(tmp_path)
     document = json.loads(memlog("advise", "latest", "--json").stdout)
-    assert set(document) == {"schema", "run", "step", "advice", "standing", "longest_batch"}
+    fields = {"schema", "run", "step", "advice", "standing", "longest_batch", "fit"}
+    assert set(document) == fields
+    assert document["fit"] is None
     assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
     advice = document["advice"]
     named = "device engine traced_peak peak categories layers hints notes"
@@ -108,3 +110,80 @@ def test_without_the_traces_events_a_report_has_no_figures(tmp_path: Path) -> No
     text = report(final_state(run), Witness("sync")).text
     assert "half the batch needs about half of that" in text
     assert "predicted" not in text
+
+
+def whole_run(root: Path, *more: Event) -> RunDirectory:
+    """A run whose step 7 was traced, and that held twice the bytes of its tensors."""
+    event = trace_event(trace().result, 7)
+    held = 2 * (trace().result.peak or 0)
+    inputs = StepInputs(at(1), 7, "host", held, (TensorInput("text", (16, 64), "int64"),))
+    steps = [batch(step, held) for step in range(8)]
+    directory = MadeRun(root).write(*steps, event, inputs, *more).closed()
+    directory.worst_step.write_bytes(msgspec.msgpack.encode((event, trace())))
+    return directory
+
+
+def test_a_plan_names_the_changes_and_their_code(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    peak = trace().result.peak or 0
+    result = memlog("advise", "latest", "--fit", f"{1.9 * peak / 1024:.0f} KiB")
+    assert result.exit_code == 0, result.output
+    lines = {line.split("  ")[0]: line.split() for line in result.stdout.splitlines()}
+    assert lines["step 7"][-5:] == [
+        *format_bytes(peak).split(),
+        *format_bytes(2 * peak).split(),
+        "no",
+    ]
+    assert lines["+ gradient accumulation: 2 parts of 8"][-1] == "yes"
+    assert f"and {format_bytes(peak)} for the rest of what the process held" in result.stdout
+    assert "    (loss / 2).backward()\n" in result.stdout
+
+
+def test_the_plan_in_the_document(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    result = memlog("advise", "latest", "--json", "--fit", "1 MiB")
+    assert result.exit_code == 1
+    fit = json.loads(result.stdout)["fit"]
+    assert set(fit) == {"plan", "why_none", "unsure"}
+    assert (fit["why_none"], fit["unsure"]) == (None, [])
+    named = (
+        "memory fits parts checkpointed autocast one_by_one on_host steps operations without code"
+    )
+    named += " optimizer time remarks sharded parameters_on_host ranks moved host"
+    assert set(fit["plan"]) == set(named.split())
+    assert set(fit["plan"]["steps"][0]) == {"change", "peak", "needed", "fits"}
+    assert (fit["plan"]["memory"], fit["plan"]["fits"], fit["plan"]["code"]) == (MIB, False, "")
+
+
+def test_a_plan_is_not_enough_for_a_larger_step_that_was_not_traced(tmp_path: Path) -> None:
+    peak = trace().result.peak or 0
+    whole_run(tmp_path, batch(8, 5 * peak))
+    result = memlog("advise", "latest", "--fit", "1 GiB")
+    assert result.exit_code == 1
+    assert "The plan is for step 7 alone: at step 8 more was held." in result.stdout
+
+
+def test_a_plan_is_not_enough_for_a_step_that_ran_out_of_memory(tmp_path: Path) -> None:
+    traced_run(tmp_path)
+    result = memlog("advise", "latest", "--fit", "1 GiB")
+    assert result.exit_code == 1
+    assert "The plan is for step 7 alone: after step 7 an allocation failed" in result.stdout
+
+
+def test_a_step_that_did_not_end_has_no_plan(tmp_path: Path) -> None:
+    run = whole_run(tmp_path)
+    event = trace_event(trace().result, None)
+    run.worst_step.write_bytes(msgspec.msgpack.encode((event, trace())))
+    result = memlog("advise", "latest", "--fit", "1 GiB")
+    assert result.exit_code == 1
+    assert "There is no plan, because the traced step did not end" in result.stdout
+    assert "yes" not in result.stdout
+
+
+def test_without_readings_of_the_step_the_plan_says_what_is_not_counted(tmp_path: Path) -> None:
+    event = trace_event(trace().result, 7)
+    directory = MadeRun(tmp_path).write(event).closed()
+    directory.worst_step.write_bytes(msgspec.msgpack.encode((event, trace())))
+    result = memlog("advise", "latest", "--fit", "1 GiB")
+    assert "Not counted: the process's memory beside tensors." in result.stdout
+    assert result.exit_code == 0

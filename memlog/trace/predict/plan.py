@@ -1,0 +1,235 @@
+"""Plan for a traced step: the cheapest combination of changes with which it would fit.
+
+Each change turns the traced step into a changed one, on which the next change is predicted. The order is:
+part of the batch, accumulated gradients, other optimizers, autocast, checkpointing. So a combination is no
+sum: a checkpointed module keeps the input of a part of the batch, and its second forward casts parameters
+again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from memlog._internal.units import format_bytes
+from memlog.trace.predict import optimizers
+from memlog.trace.predict.checkpointing import (
+    best_plan,
+    peak_with_checkpointing,
+    running_statistics,
+)
+from memlog.trace.predict.fitting import (
+    CHECKPOINTING_COST,
+    MOMENTUM,
+    NO_STATE,
+    FittingPlan,
+    PlannedChanges,
+    PlanSearch,
+    cost_of,
+    plan_code,
+    plan_steps,
+)
+from memlog.trace.predict.hints import (
+    EIGHT_BIT,
+    TWO_MOMENTS,
+    forward_time,
+    listed,
+    why_no_prediction,
+)
+from memlog.trace.predict.lifetimes import TracedStep
+from memlog.trace.predict.precision import why_not, with_autocast
+from memlog.trace.predict.scaling import accumulating, scaled
+from memlog.trace.records import RecordedTrace
+
+_MARGIN: Final = 0.02
+"""Share of a predicted peak that is added to it, as in an estimate."""
+_ROUGH: Final = 0.08
+"""The same under autocast, and for a model with recurrent layers, whose predictions are less exact."""
+_RECURRENT: Final = frozenset(("LSTM", "GRU", "RNN"))
+_MOST_PARTS: Final = 64
+"""Largest number of parts if the size of the batch is unknown."""
+_IN_8_BITS: Final = {
+    name: f"bitsandbytes.optim.{name}8bit()" for name in ("Adam", "AdamW", "SGD", "RMSprop", "Lion")
+}
+
+
+class BesidesTensors(NamedTuple):
+    """Memory that a run needed beside the tensors of its traced step."""
+
+    size: int
+    """Bytes; they are expected to stay when the step changes."""
+    what: str
+    """The memory in a few words, for "Needed is the peak with …"; empty: none is known."""
+    without: str
+    """Memory that is unknown, in a few words; empty: none."""
+
+
+class PredictedNeed(NamedTuple):
+    """Memory of a changed step, in bytes."""
+
+    peak: int
+    needed: int
+
+    def fits(self, memory: int) -> bool:
+        return self.needed <= memory
+
+
+class StepPredictor:
+    """Peaks of a traced step with combinations of changes."""
+
+    def __init__(self, trace: RecordedTrace) -> None:
+        self.step = TracedStep(trace)
+        self.peak = self.step.peak
+        best = best_plan(self.step, self.peak)
+        self.modules = () if best is None else best.modules
+        self._kept = optimizers.kept_states(self.step)
+        self._before_autocast = functools.lru_cache(2)(self._smaller)
+
+    def peak_with(self, changes: PlannedChanges) -> int | None:
+        """Compute the peak with all changes together, in bytes; ``None``: it can't be predicted."""
+        step: TracedStep | None = self._before_autocast(changes.parts, changes.optimizer)
+        if changes.autocast and step is not None:
+            step = with_autocast(step)
+        if step is None:
+            return None
+        return (
+            peak_with_checkpointing(step, changes.checkpointed)
+            if changes.checkpointed
+            else step.peak
+        )
+
+    def _smaller(self, parts: int, optimizer: str) -> TracedStep:
+        step = self.step
+        if parts > 1:
+            step = accumulating(scaled(step, parts, whole_inputs=True))
+        return optimizers.with_states(step, self._states(optimizer)) if optimizer else step
+
+    def _states(self, optimizer: str) -> dict[int, float]:
+        """Return the bytes of the state of an optimizer in place of each other one."""
+        if optimizer == NO_STATE:
+            return {one.step: 0.0 for one in self._kept}
+        if optimizer == MOMENTUM:
+            return {one.step: one.parameters for one in self._kept if one.values >= TWO_MOMENTS}
+        return {
+            one.step: one.values * one.parameters / one.value_bytes * EIGHT_BIT
+            for one in self._kept
+        }
+
+    def lighter(self) -> Iterator[str]:
+        """Yield the optimizers that could replace those of the step, as in `PlannedChanges.optimizer`."""
+        names = {one.name for one in self._kept}
+        if len(names) == 1 and self.step.trace.result.device.startswith("cuda"):
+            yield from (_IN_8_BITS[name] for name in names if name in _IN_8_BITS)
+        if any(one.values >= TWO_MOMENTS for one in self._kept):
+            yield MOMENTUM
+        if self._kept:
+            yield NO_STATE
+
+
+def plan_for_trace(
+    trace: RecordedTrace,
+    memory: int,
+    besides: BesidesTensors,
+    batch: int | None = None,
+    as_it_is: str = "the traced step",
+) -> FittingPlan | str:
+    """Return the cheapest changes with which a traced step would fit into ``memory`` bytes.
+
+    Return a sentence that says why there is no plan if the step can't be predicted.
+
+    Args:
+        trace: The traced step.
+        memory: Bytes of memory.
+        besides: Memory that the run needed beside tensors.
+        batch: Size of the batch, which parts divide; ``None``: unknown.
+        as_it_is: Name of the step in the plan.
+    """
+    reason = why_no_prediction(trace)
+    if reason is not None:
+        return reason
+    predictor = StepPredictor(trace)
+    if not predictor.step.has_backward or not trace.optimizers:
+        return "The traced step has no backward pass or no optimizer's step, so there is no plan."
+
+    is_recurrent = not _RECURRENT.isdisjoint(trace.kinds)
+
+    @functools.cache
+    def ask(changes: PlannedChanges) -> PredictedNeed | None:
+        peak = predictor.peak if changes == PlannedChanges() else predictor.peak_with(changes)
+        if peak is None:
+            return None
+        margin = _ROUGH if changes.autocast or is_recurrent else _MARGIN
+        if changes == PlannedChanges():
+            margin = 0.0
+        return PredictedNeed(peak, round(peak * (1 + margin)) + besides.size)
+
+    def time(changes: PlannedChanges) -> float | None:
+        return forward_time(trace.result, changes.checkpointed) if changes.checkpointed else None
+
+    def cost(changes: PlannedChanges) -> float:
+        share = len(changes.checkpointed) / max(len(predictor.modules), 1)
+        return cost_of(changes, time(changes) or CHECKPOINTING_COST * share)
+
+    modules = predictor.modules
+    options = {
+        "autocast": (False, True),
+        "checkpointed": tuple(dict.fromkeys(((), modules[::2], modules))),
+        "optimizer": ("", *predictor.lighter()),
+    }
+    parts = _parts(predictor.step, batch)
+    chosen, fits = PlanSearch(ask, PlannedChanges(), options, parts, memory, cost).cheapest()
+    return FittingPlan(
+        memory,
+        fits,
+        chosen.parts,
+        chosen.checkpointed,
+        chosen.autocast,
+        one_by_one=False,
+        on_host=False,
+        steps=tuple(plan_steps(ask, chosen, memory, batch, as_it_is)),
+        operations=None if chosen.checkpointed else 0.0,
+        without=besides.without,
+        code=plan_code(chosen, trace.result.device.partition(":")[0], whole_batch=True)
+        if fits
+        else "",
+        optimizer=chosen.optimizer,
+        time=time(chosen),
+        remarks=tuple(_remarks(predictor, chosen, besides, batch)),
+    )
+
+
+def _parts(step: TracedStep, batch: int | None) -> list[int]:
+    """Return the numbers of equal parts into which a batch can be divided.
+
+    On the CPU, torch computes convolutions of one sample in another way, which needs other buffers.
+    """
+    if batch is None:
+        return [2**power for power in range(_MOST_PARTS.bit_length())]
+    kinds = {step.kind(call.layer) for call in step.calls}
+    alone = step.trace.result.device != "cpu" or not any(each.startswith("Conv") for each in kinds)
+    most = batch if alone else max(batch // 2, 1)
+    return [parts for parts in range(1, most + 1) if batch % parts == 0]
+
+
+def _remarks(
+    predictor: StepPredictor, chosen: PlannedChanges, besides: BesidesTensors, batch: int | None
+) -> Iterator[str]:
+    if besides.what:
+        yield (
+            f"Needed is the peak and {format_bytes(besides.size)} for {besides.what}. A predicted peak has a "
+            f"margin of {_MARGIN:.0%}, with autocast or recurrent layers {_ROUGH:.0%}."
+        )
+    if chosen.parts > 1:
+        if batch is None:
+            yield f"This assumes that the batch can be divided into {chosen.parts} equal parts."
+        yield "The whole batch stays in memory: its parts are views of it."
+    twice = running_statistics(predictor.step, chosen.checkpointed)
+    if twice:
+        yield (
+            f"{listed(twice)} would update its running statistics twice for each batch: use a momentum of "
+            "1 - sqrt(1 - momentum)."
+        )
+    reason = why_not(predictor.step)
+    if reason is not None:
+        yield f"Autocast is no part of the plan, because what it would save can't be predicted: {reason}."
