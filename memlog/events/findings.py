@@ -138,6 +138,8 @@ class SampleLengths(msgspec.Struct, frozen=True, array_like=True):
     quarter have or exceed, and so on."""
     is_random: bool = False
     """True if each batch has samples of random lengths; False: unknown, or batches of similar lengths."""
+    takes_all: bool = False
+    """True if the sampler takes every sample: it is one of torch's, or has the lengths; False: unknown."""
 
 
 class PeaksBySize(msgspec.Struct, frozen=True, array_like=True, tag="peaks_by_size"):
@@ -176,6 +178,8 @@ class DeviceProcess(msgspec.Struct, frozen=True, array_like=True):
     """The program's name; ``None`` if it is unknown, as for a process outside this container."""
     is_child: bool = False
     """True if the training process or one of its descendants started the process."""
+    is_rank: bool = False
+    """True if the process is another rank of the training: the same launcher started both."""
 
 
 class DeviceState(msgspec.Struct, frozen=True, array_like=True):

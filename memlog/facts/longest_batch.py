@@ -26,6 +26,12 @@ _MANY = 8
 _ERROR, _ERROR_ON_HOST = 0.02, 0.05
 """If a peak differs from the fit by more than this fraction of the peaks' range, the fit does not count. The
 process's peaks have more noise than a device's."""
+_ROUNDED = 4 * 2**20
+"""Bytes by which a device's peak can differ from a line in any case: CUDA's allocator leaves up to 1 MiB at
+the end of each large block."""
+_CLEARLY = 4
+"""If the curvature is this many times its bound of significance, a parabola is a lower bound also far beyond
+the sizes of its fit."""
 _WIDE = 3
 """If the upper bound of the growth is more than this many times the lower one, only the lower one counts."""
 _FAR, _FAR_OF_CURVE = 4, 2
@@ -37,6 +43,8 @@ growth larger by less than this fraction, a line fits."""
 _ROOM = 0.95
 """A batch fits if it needs at most this fraction of the limit. The rest is for what no allocator tells, such
 as the context of CUDA."""
+_LITTLE = 0.5
+"""If only the lower bound is known, and it is below this fraction of the limit, the limit is not compared."""
 _MISFIT, _MISFIT_OF_CURVE = 0.02, 0.05
 """Error of the prediction beyond the fit's, as a fraction of the growth. Steps are not exactly alike, and
 CUDA's allocator rounds large blocks up by as much as 1 MiB. The second one is for the upper bound of a
@@ -108,7 +116,11 @@ def longest_batch(
         evidence.append(f"the longest sample's length is from {found.lengths.source}")
     limit, beside = _limit(found.device, peaks, devices, host_limit)
     fits = None
-    if limit is not None and low + beside > limit:
+    # What a device's allocator holds beside tensors, it gives back before an allocation fails.
+    in_use = beside if found.device == "host" else 0
+    # A sampler of the program may leave the longest samples out.
+    comes = size <= found.largest or (found.lengths is not None and found.lengths.takes_all)
+    if limit is not None and low + in_use > limit and comes:
         fits = False
     elif limit is not None and high is not None and high + beside <= _ROOM * limit:
         fits = True
@@ -203,11 +215,11 @@ def _text(
     batch = f"A batch of length {size:,}" if found.is_length else f"A batch with {where} = {size:,}"
     low, high = needs
     if source == "seen":
-        return (
-            f"{batch}, the largest seen, needed {format_bytes(low)} {on}; the data set's longest sample is "
-            "unknown."
-        )
+        unknown = "; the data set's longest sample is unknown" if found.is_length else ""
+        return f"{batch}, the largest seen, needed {format_bytes(low)} {on}{unknown}."
     of = "the longest sample of the data set" if source == "data set" else "the collator's maximum"
+    if size > found.largest:
+        of += ", if none is cut or left out" if source == "data set" else ", if a batch reaches it"
     if size <= max(found.largest, max(found.points)[0]):
         return f"{batch} ({of}) needed {format_bytes(low)} {on}."
     if high is None:
@@ -217,7 +229,7 @@ def _text(
     else:
         about = f"about {format_bytes((low + high) / 2)}"
     text = f"{batch} ({of}) will need {about} {on}"
-    if limit is None:
+    if limit is None or (high is None and low < _LITTLE * limit):
         return f"{text}."
     its = "the process's" if found.device == "host" else "its"
     room = f"{its} {format_bytes(limit)}"
@@ -257,7 +269,8 @@ def _predicted(found: PeaksBySize, size: int) -> tuple[int, int | None, list[str
     for at, peak in found.points:
         together[at].append(peak)
     points = [(float(at), sum(peaks) / len(peaks)) for at, peaks in sorted(together.items())]
-    error = _ERROR_ON_HOST if found.device == "host" else _ERROR
+    on_host = found.device == "host"
+    error = (_ERROR_ON_HOST, 0) if on_host else (_ERROR, _ROUNDED)
     fitted = _range(points, size, error)
     while fitted is None and len(points) > _FEWEST:
         points = points[1:]
@@ -285,8 +298,12 @@ def _predicted(found: PeaksBySize, size: int) -> tuple[int, int | None, list[str
     return round(low), round(high) if is_sure else None, list(evidence)
 
 
-def _range(points: Sequence[tuple[float, float]], size: int, error: float) -> _Range | None:
+def _range(
+    points: Sequence[tuple[float, float]], size: int, error: tuple[float, int]
+) -> _Range | None:
     """Return the prediction of a line, a parabola, or both; ``None`` if neither fits.
+
+    ``error``: Largest error of a fit, as a fraction of the peaks' range; and bytes that count as rounding.
 
     A peak is the largest of several sums that are not concave in the size, so it is not concave either. So a
     line that fits is a lower bound, and a parabola that falls below its line does not count.
@@ -294,13 +311,18 @@ def _range(points: Sequence[tuple[float, float]], size: int, error: float) -> _R
     if len(points) < _FEWEST:
         return None
     peaks = [peak for _, peak in points]
-    most = error * (max(peaks) - min(peaks))
+    share, rounded = error
+    most = share * (max(peaks) - min(peaks))
     line, curve = (_fitted(points, degree, float(size)) for degree in (1, 2))
-    is_curved = abs(curve.curvature) > _quantiles(curve.free)[1]
-    if is_curved or line.error > most:
+    bound = _quantiles(curve.free)[1]
+    if abs(curve.curvature) > bound and line.error > rounded:
         if curve.curvature < 0 or curve.error > most:
             return None
-        return _Range(curve.low, curve.middle, curve.high, curve.error, "a parabola")
+        is_near = size <= _FAR_OF_CURVE * points[-1][0] or curve.curvature > _CLEARLY * bound
+        low = curve.low if is_near else min(line.low, curve.low)
+        return _Range(low, curve.middle, curve.high, curve.error, "a parabola")
+    if line.error > max(most, rounded):
+        return None
     high = max(line.high, curve.high)
     is_narrow = high - line.high <= _NARROW * (line.high - min(peaks))
     kind = "a line" if is_narrow else "a line and a parabola"

@@ -59,6 +59,11 @@ END_OTHERS = (
     "kernel or an earlier run, or train on another device (`CUDA_VISIBLE_DEVICES`)."
 )
 
+OWN_DEVICE = (
+    "Give each rank a device of its own: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before its "
+    "first tensor, and `map_location` for `torch.load`."
+)
+
 EVALUATION = (
     "A smaller batch for the evaluation, and results moved to the host (`.cpu()`), need less."
 )

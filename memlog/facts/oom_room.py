@@ -159,15 +159,19 @@ def _of_others(processes: Sequence[DeviceProcess]) -> Iterator[str]:
             "This training started the process. Let it use less of the device or another one, or none: a "
             "DataLoader's workers should return tensors on the CPU."
         )
-    if not processes or not all(each.is_child for each in processes):
+    if any(each.is_rank for each in processes):
+        yield remedies.OWN_DEVICE
+    if not processes or not all(each.is_child or each.is_rank for each in processes):
         yield remedies.END_OTHERS
 
 
 def _holders(state: DeviceState) -> str:
-    largest = state.processes[:1]
     if len(state.processes) != 1:
-        return f"{len(state.processes)} other processes hold"
-    return f"{'a child process' if largest[0].is_child else 'another process'}, {named(largest[0])}, holds"
+        ranks = bool(state.processes) and all(each.is_rank for each in state.processes)
+        return f"{len(state.processes)} other {'ranks of this training' if ranks else 'processes'} hold"
+    [only] = state.processes
+    what = "a child process" if only.is_child else "another process"
+    return f"{'another rank of this training' if only.is_rank else what}, {named(only)}, holds"
 
 
 def named(process: DeviceProcess) -> str:

@@ -114,21 +114,33 @@ def lengths_of(iterator: object) -> SampleLengths | None:
     if most is not None and most[1] < longest:
         source, longest = f"{source}, truncated to the collator's {most[0]}", most[1]
         tail = [min(one, longest) for one in tail]
-    return SampleLengths(source, longest, len(lengths), tuple(tail), _is_random(own))
+    from_sampler = any(lengths is one for _, one in _of_samplers(own["index_sampler"]))
+    return SampleLengths(
+        source,
+        longest,
+        len(lengths),
+        tuple(tail),
+        _is_of_torch(own, "RandomSampler", "DistributedSampler"),
+        from_sampler
+        or _is_of_torch(own, "RandomSampler", "DistributedSampler", "SequentialSampler"),
+    )
 
 
 def _all_lengths(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the lengths that a loader's samplers and its data set tell, with their sources."""
-    sampler: object = own["index_sampler"]
-    for _ in range(_DEPTH):
-        yield from _of_attributes(sampler)
-        inner = instance_dict(sampler) or {}
-        sampler = inner.get("batch_sampler", inner.get("sampler"))
+    yield from _of_samplers(own["index_sampler"])
     data = own["dataset"]
     for found in (_of_columns(data), _of_list(data)):
         if found is not None:
             yield found
     yield from _of_attributes(data)
+
+
+def _of_samplers(sampler: object) -> Iterator[tuple[str, Any]]:
+    for _ in range(_DEPTH):
+        yield from _of_attributes(sampler)
+        inner = instance_dict(sampler) or {}
+        sampler = inner.get("batch_sampler", inner.get("sampler"))
 
 
 def _of_attributes(value: object) -> Iterator[tuple[str, Any]]:
@@ -214,16 +226,15 @@ def _maximum(collator: object) -> tuple[str, int] | None:
     return next(((name, most) for name, most in known if type(most) is int and most > 0), None)
 
 
-def _is_random(own: dict[str, Any]) -> bool:
-    """Return True if torch's own samplers choose each batch's samples at random."""
+def _is_of_torch(own: dict[str, Any], *names: str) -> bool:
+    """Return True if one of torch's own samplers, of these names, chooses each batch's samples."""
     samplers: Any = sys.modules.get("torch.utils.data.sampler")
     batches = own["index_sampler"]
     return (
         samplers is not None
         and type(batches) is samplers.BatchSampler
         and any(
-            base.__name__ in ("RandomSampler", "DistributedSampler")
-            and base.__module__.startswith("torch.")
+            base.__name__ in names and base.__module__.startswith("torch.")
             for base in bases(type((instance_dict(batches) or {}).get("sampler")))
         )
     )

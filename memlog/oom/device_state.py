@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.distributed import rank_position
 from memlog.events import DeviceProcess, DeviceState
 from memlog.probes.cuda_allocator import (
     allocator_settings,
@@ -123,7 +124,8 @@ def _named(process: ProcessUse, own: int) -> DeviceProcess:
     try:
         found = psutil.Process(process.pid)
         is_child = any(parent.pid == own for parent in found.parents())
-        return DeviceProcess(process.pid, process.used, found.name(), is_child)
+        is_rank = rank_position() is not None and found.ppid() == os.getppid()
+        return DeviceProcess(process.pid, process.used, found.name(), is_child, is_rank)
     except psutil.Error:
         return DeviceProcess(process.pid, process.used)
 

@@ -165,7 +165,7 @@ def test_a_batch_that_will_not_fit_is_a_finding_and_an_alert(tmp_path: Path) -> 
     assert (finding.kind, finding.memory) == ("longest_batch", "cuda0")
     [alert] = [each for each in run.events() if isinstance(each, Alert)]
     assert alert.title.startswith(
-        "A batch of length 1,900 (the longest sample of the data set) will"
+        "A batch of length 1,900 (the longest sample of the data set, if none is cut or left out) will"
     )
     assert summarize(run).verdict.endswith("that is more than its 3.0 GiB.")
 

@@ -4,11 +4,13 @@ import random
 from collections.abc import Callable, Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Device, DeviceReading, Event, Finding, PeaksBySize, SampleLengths
 from memlog.facts.judge import RunJudge
 from memlog.facts.longest_batch import LongestBatch, longest_batch
+from memlog.facts.peaks import Peak
 from memlog.facts.run_fold import RunFold
 
 MIB = 1024**2
@@ -17,7 +19,7 @@ DEVICE = Device(0, "cuda0", "GPU", 16 * GIB)
 
 
 def lengths(longest: int, tail: tuple[int, ...] = (), *, is_random: bool = True) -> SampleLengths:
-    return SampleLengths("`lengths` of Sampler", longest, 1000, tail, is_random)
+    return SampleLengths("`lengths` of Sampler", longest, 1000, tail, is_random, takes_all=True)
 
 
 def by_size(
@@ -71,8 +73,8 @@ SIZES = (128, 256, 384, 512, 640)
 def test_a_batch_that_is_more_than_the_device_has() -> None:
     found = required(told(by_size(SIZES, lambda size: line(size) * 1.3, lengths(2048))))
     assert found.text == (
-        "A batch of length 2,048 (the longest sample of the data set) will need about 18.2 GiB on cuda0: "
-        "that is more than its 16.0 GiB."
+        "A batch of length 2,048 (the longest sample of the data set, if none is cut or left out) will need "
+        "about 18.2 GiB on cuda0: that is more than its 16.0 GiB."
     )
     assert (found.fits, found.source, found.seen) == (False, "data set", 640)
     assert found.evidence[-1] == "the longest sample's length is from `lengths` of Sampler"
@@ -201,3 +203,53 @@ def test_too_large_a_batch_is_a_finding_until_it_is_known_better() -> None:
     facts.take(by_size(SIZES, line, lengths(1024)))
     assert facts.findings("running") == []
     assert judged(DEVICE, step, by_size(SIZES, line, lengths(1024)))[0] == []
+
+
+SMALL_MODEL = (
+    (88, 65.4), (93, 67.5), (105, 71.8), (123, 78.9), (124, 79.2), (126, 79.9), (127, 80.3),
+    (129, 83.5), (130, 83.8), (134, 85.3), (140, 89.0), (143, 89.7), (145, 90.7), (147, 92.1), (153, 93.9),
+    (154, 94.6), (160, 96.4), (162, 97.3), (164, 97.8), (166, 98.2), (170, 101.1), (171, 101.3),
+    (175, 102.3), (177, 103.7), (181, 104.6),
+    (183, 105.1), (187, 107.0), (196, 111.2), (206, 114.9), (223, 121.1), (227, 123.3), (265, 142.3),
+)  # fmt: skip
+"""Sizes, and MiB at the peak, of a small encoder whose memory is a line but for what the allocator rounds."""
+
+
+def small_model(longest: int, known: SampleLengths | None = None) -> LongestBatch:
+    peaks = {size: peak * MIB for size, peak in SMALL_MODEL}
+    found = by_size(peaks, peaks.__getitem__, known or lengths(longest))
+    return required(longest_batch(found, {}, {"cuda0": Device(0, "cuda0", "GPU", 500 * MIB)}, None))
+
+
+def test_rounding_is_no_curve() -> None:
+    """Real batches of 1,000 and 1,500 needed 442 and 645 MiB."""
+    assert 400 * MIB < small_model(1000).low_bytes < 443 * MIB
+    assert 560 * MIB < small_model(1500).low_bytes < 650 * MIB
+
+
+def test_a_batch_is_too_large_only_if_its_tensors_are() -> None:
+    """The allocator gives back what it holds beside tensors before an allocation fails."""
+    found = by_size(SIZES, line, lengths(2048))
+    held = {
+        f"cuda0.{kind}": Peak(bytes=size, source="sampled", step=3, evaluation=None)
+        for kind, size in (("reserved", 8 * GIB), ("allocated", 5 * GIB))
+    }
+    assert required(longest_batch(found, held, {"cuda0": DEVICE}, None)).fits is None
+    assert required(longest_batch(found, {}, {"cuda0": DEVICE}, None)).fits is True
+
+
+def test_samples_that_a_sampler_of_the_program_may_leave_out_are_no_finding() -> None:
+    assert small_model(1500).fits is False
+    of_program = replace(lengths(1500), takes_all=False)
+    found = small_model(1500, of_program)
+    assert found.fits is None
+    assert "if none is cut or left out" in found.text
+    maximum = replace(of_program, samples=0, source="the collator's `max_length`")
+    assert small_model(1500, maximum).fits is None
+
+
+def test_a_lower_bound_far_below_the_limit_is_not_compared_with_it() -> None:
+    peaks = {size: peak * MIB for size, peak in SMALL_MODEL}
+    text = required(told(by_size(peaks, peaks.__getitem__, lengths(1500)))).text
+    assert "at least" in text
+    assert "may not fit" not in text

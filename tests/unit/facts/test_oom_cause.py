@@ -59,6 +59,13 @@ def test_other_processes_are_named_if_the_request_would_have_fitted_without_them
     )
     of_child = cause(failed(replace(state, processes=(CHILD,))))[1]
     assert of_child.startswith("a child process, `python`")
+    rank = replace(OTHER, is_rank=True)
+    of_rank = failed(replace(state, processes=(rank,)))
+    assert cause(of_rank)[1].startswith("another rank of this training, `python` (pid 4321), holds")
+    explained = cause_of(of_rank, Background())
+    assert explained is not None
+    assert oom_remedies.OWN_DEVICE in explained.remedies
+    assert oom_remedies.END_OTHERS not in explained.remedies
     two = replace(state, processes=(OTHER, OTHER))
     assert cause(failed(two))[1] == "2 other processes hold 3.0 GiB of the device's 8.0 GiB"
     assert cause(failed(state, requested=4 * GIB))[0] != "other processes"
