@@ -199,6 +199,8 @@ def reasons() -> Iterator[None]:
         with warnings.catch_warnings():
             # torch itself reads the data pointer when copy.deepcopy copies a layer.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            # ``float(loss)`` is refused below; torch's warning would name a line of memlog.
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
             yield
     except (ValueUsedError, DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigurationError(_place(error) + _value_needed(error)) from error

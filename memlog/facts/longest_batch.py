@@ -37,6 +37,9 @@ _WIDE = 3
 _FAR, _FAR_OF_CURVE = 4, 2
 """If the size is more than this many times the largest one in the fit of a line, or of a parabola, only the
 lower bound counts: another part of the step can have the peak by then, where it rises more."""
+_FARTHEST = 8
+"""If the size is more than this many times the largest one, nothing is told: small inputs can have their peak
+in another part of the step, where it rises more."""
 _NARROW = 0.05
 """A range whose width is less than this fraction of its mean is told as one number. If a parabola makes the
 growth larger by less than this fraction, a line fits."""
@@ -271,6 +274,8 @@ def _predicted(found: PeaksBySize, size: int) -> tuple[int, int | None, list[str
     points = [(float(at), sum(peaks) / len(peaks)) for at, peaks in sorted(together.items())]
     on_host = found.device == "host"
     error = (_ERROR_ON_HOST, 0) if on_host else (_ERROR, _ROUNDED)
+    if size > _FARTHEST * points[-1][0]:
+        return None
     fitted = _range(points, size, error)
     while fitted is None and len(points) > _FEWEST:
         points = points[1:]

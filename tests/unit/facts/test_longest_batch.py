@@ -227,6 +227,11 @@ def test_rounding_is_no_curve() -> None:
     assert 560 * MIB < small_model(1500).low_bytes < 650 * MIB
 
 
+def test_nothing_is_told_about_a_batch_many_times_as_long_as_all_others() -> None:
+    peaks = {size: peak * MIB for size, peak in SMALL_MODEL}
+    assert told(by_size(peaks, peaks.__getitem__, lengths(2500))) is None
+
+
 def test_a_batch_is_too_large_only_if_its_tensors_are() -> None:
     """The allocator gives back what it holds beside tensors before an allocation fails."""
     found = by_size(SIZES, line, lengths(2048))
