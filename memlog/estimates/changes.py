@@ -49,9 +49,8 @@ class StepChanges(PlannedChanges):
 
         if model is None:
             raise ConfigurationError(_UNKNOWN)
-        if isinstance(model, DistributedDataParallel) or any(
-            map(is_distributed, model.parameters())
-        ):
+        is_replicated = any(isinstance(each, DistributedDataParallel) for each in model.modules())
+        if is_replicated or any(map(is_distributed, model.parameters())):
             raise ConfigurationError("the model is distributed already")
         homes = {
             id(parameter): (module, name)

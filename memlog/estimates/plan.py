@@ -62,7 +62,8 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
     options = {
         "one_by_one": (False, True),
         "autocast": (False, True),
-        "sharded": (None, *([_repeated(base)] if ranks > 1 else [])),
+        # The ranks of a pipeline have other parts of the model.
+        "sharded": (None, *([_repeated(base)] if ranks > 1 and not base.peak_by_rank else [])),
         "checkpointed": tuple(dict.fromkeys(((), modules[::2], modules))),
         "on_host": (False, True),
         "parameters_on_host": (False, True),
