@@ -24,7 +24,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         )
         for name, command in ((each.name, each) for each in COMMANDS)
     } == {
-        "advise": "run --json --dir",
+        "advise": "run --fit --json --dir",
         "estimate": "target --batch --length --device --cpu --gpu --ranks --fit --json",
         "compare": "runs --fail-if --allow-unfinished --json --dir",
         "completion": "shell",
