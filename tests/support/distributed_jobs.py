@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -17,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -159,6 +161,29 @@ def _in_parallel(model: Model, mesh: Any) -> Model:
 def in_tensor_parallel() -> dict[str, Any]:
     model = _in_parallel(Model().cuda(), init_device_mesh("cuda", (RANKS,)))
     return _training(model, foreach=False)  # torch refuses lists of plain and distributed tensors
+
+
+def in_context_parallel() -> dict[str, Any]:
+    """Attend to a sequence that is divided over the ranks (ring attention)."""
+    mesh = init_device_mesh("cuda", (RANKS,))
+    model = nn.Sequential(*(Block() for _ in range(3))).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        hidden = torch.randn(2, RANKS * _LENGTH, _WIDTH, device="cuda")
+        with (
+            sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]),
+            context_parallel(
+                mesh, buffers=[hidden], buffer_seq_dims=[1], no_restore_buffers={hidden}
+            ),
+        ):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                out = model(hidden)
+            out.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"step": step, "model": model, "optimizer": optimizer}
 
 
 def in_tensor_parallel_and_sharded() -> dict[str, Any]:
