@@ -126,13 +126,16 @@ def _join_run(session: memlog.Session, logger: Any) -> None:
 def _tell_saving(trainer: Any, session: memlog.Session) -> None:
     """Tell the session what this process saves, and how, if that is evident.
 
-    It is for Lightning's own strategies on one device and of replicated models, and for its own plugin.
+    It is for Lightning's own strategies on one device and of replicated models, and for its own plugin. It is
+    not if the module or a callback changes the checkpoint.
     """
-    strategy = trainer.strategy
+    strategy, module = trainer.strategy, trainer.lightning_module
     is_evident = (
         trainer.is_global_zero
         and type(strategy).__name__ in ("SingleDeviceStrategy", "DDPStrategy")
         and type(strategy.checkpoint_io).__name__ == "TorchCheckpointIO"
+        and module.on_save_checkpoint.__module__.endswith("pytorch.core.hooks")
+        and not any(map(_adds_to_checkpoint, trainer.callbacks))
     )
     saving = [each for each in trainer.checkpoint_callbacks if is_evident and _saves(each)]
     every = [getattr(each, "_every_n_train_steps", 0) for each in saving]
@@ -144,9 +147,16 @@ def _tell_saving(trainer: Any, session: memlog.Session) -> None:
         saving, first = [], None  # the training ends before
     weights_only = bool(saving) and all(each.save_weights_only for each in saving)
     optimizers = () if weights_only else trainer.optimizers
-    session.will_save(
-        trainer.lightning_module, optimizers, "lightning" if saving else None, first_at=first
-    )
+    session.will_save(module, optimizers, "lightning" if saving else None, first_at=first)
+
+
+def _adds_to_checkpoint(callback: Any) -> bool:
+    """Return whether a callback may change a checkpoint, or keep much in it.
+
+    Of Lightning's own, those that average or prune the weights change it.
+    """
+    own = callback.state_dict.__module__.split(".")[0] in ("lightning", "pytorch_lightning")
+    return not own or not callback.on_save_checkpoint.__module__.endswith("callbacks.callback")
 
 
 def _saves(callback: Any) -> bool:

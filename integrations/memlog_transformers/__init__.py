@@ -8,9 +8,11 @@ as the script has imported ``transformers.trainer``, so the script needs no chan
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
+from transformers.modeling_utils import PreTrainedModel
 from transformers.trainer import Trainer
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
@@ -82,10 +84,12 @@ def _tell_saving(
 ) -> None:
     """Tell the session what this process saves, and how, if that is evident.
 
-    It is not if a class has methods of its own for saving, or if FSDP or DeepSpeed saves.
+    It is not if the trainer or the model has methods of its own for saving, or if FSDP or DeepSpeed saves.
     """
     kind = type(_training[-1]) if _training else None
-    is_own = any(getattr(kind, name, None) is not getattr(Trainer, name) for name in _OWN_METHODS)
+    is_own = _has_own_save(model) or any(
+        getattr(kind, name, None) is not getattr(Trainer, name) for name in _OWN_METHODS
+    )
     elsewhere = args.fsdp or args.deepspeed or any(map(os.environ.get, _ELSEWHERE))
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
     saves = args.should_save and strategy != "no" and not is_own and not elsewhere
@@ -99,6 +103,27 @@ def _tell_saving(
         "transformers_trainer" if saves else None,
         first_at=first,
         trained_only="Peft" in type(model).__name__,
+    )
+
+
+def _has_own_save(model: Any) -> bool:
+    """Return whether a model saves itself in another way than Transformers' models and PEFT's do.
+
+    A ``functools.partial`` that only sets ``max_shard_size`` is no other way: the session reads the size.
+    """
+    method = getattr(type(model), "save_pretrained", None)
+    if method is None:
+        return False  # the Trainer saves the state_dict() of such a model
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return True  # adapters alone are saved
+    own = vars(model).get("save_pretrained")
+    is_partial = isinstance(own, functools.partial) and own.func == method.__get__(model)
+    if own is not None and not (
+        is_partial and not own.args and set(own.keywords) == {"max_shard_size"}
+    ):
+        return True
+    return method is not PreTrainedModel.save_pretrained and not method.__module__.startswith(
+        "peft."
     )
 
 

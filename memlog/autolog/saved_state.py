@@ -40,7 +40,8 @@ def saved_state(
         optimizers: The optimizers, after a step that has made their state.
         ranks: Number of processes that train together.
         step: Last completed step.
-        way: Way in which the trainer will save; ``None``: unknown.
+        way: Way in which the trainer will save; ``None``: unknown. It counts as unknown if the model changes
+            its own ``state_dict()``.
         first_at: Step after which the trainer saves first; ``None``: unknown.
         trained_only: True if the checkpoint has only those of the model's parameters that are trained.
         is_on_host: Function that returns whether a tensor is in the host's memory; ``None``: by its device.
@@ -69,8 +70,8 @@ def saved_state(
         ranks=ranks,
         dcp_keeps_copies=libraries.dcp_keeps,
         safetensors_copies=libraries.safetensors_copies,
-        shard=_shard(),
-        way=way,
+        shard=_shard(model),
+        way=None if way is None or _changes_state_dict(model) else way,
         first_at=first_at,
     )
 
@@ -88,6 +89,21 @@ def _saved(model: Any) -> Iterator[Any]:
         for name, each in module._buffers.items():  # noqa: SLF001 - likewise
             if each is not None and name not in left_out:
                 yield each
+
+
+def _changes_state_dict(model: Any) -> bool:
+    """Return whether a class, an attribute or a hook of a model may change what ``state_dict()`` returns."""
+    return any(
+        module._state_dict_hooks  # noqa: SLF001 - no public function tells it
+        or module._state_dict_pre_hooks  # noqa: SLF001 - likewise
+        or any(
+            # Metrics of torchmetrics only add states, which are small.
+            getattr(module, name).__module__
+            not in ("torch.nn.modules.module", "torchmetrics.metric")
+            for name in ("state_dict", "_save_to_state_dict")
+        )
+        for module in model.modules()
+    )
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -196,15 +212,27 @@ def _has(package: str, path: str, text: str) -> bool:
     return not file.is_file() or text in file.read_text("utf-8", "replace")
 
 
-def _shard() -> int:
-    """Return the maximum bytes of a file that ``save_pretrained`` writes by default."""
+def _shard(model: Any) -> int:
+    """Return the maximum bytes of a file that a model's ``save_pretrained`` writes if no call limits it.
+
+    The program may have replaced the method by a ``functools.partial`` of it.
+    """
+    own = getattr(model, "__dict__", {}).get("save_pretrained")
+    given = own.keywords.get("max_shard_size") if isinstance(own, functools.partial) else None
+    if given is not None:
+        return _bytes_of(given)
     module = sys.modules.get("transformers.modeling_utils")
     if module is None:
         return _SHARD
     import inspect  # noqa: PLC0415 - only programs with Transformers need it
 
     known = inspect.signature(module.PreTrainedModel.save_pretrained).parameters
-    text = str(known["max_shard_size"].default).upper()
+    return _bytes_of(known["max_shard_size"].default)
+
+
+def _bytes_of(size: Any) -> int:
+    """Return a size of a file, such as ``"5GB"``, in bytes."""
+    text = str(size).upper()
     unit = next((one for one in reversed(_UNITS) if text.endswith(one)), "")
     number = text.removesuffix(unit)
     return int(number) * _UNITS.get(unit, 1) if number.isdecimal() else _SHARD

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from memlog._internal.units import format_bytes
 from memlog.events import Event, Finding, Phase, Sample, SavedState, SavingWay, now_us
 from memlog.facts.saving import SAVING_CALLS, SavingCost, saving_costs
@@ -14,11 +16,12 @@ SAVES: Final = "checkpoint"
 """Phase in which a trainer saves."""
 _SAMPLES: Final = 3
 """Number of samples in a row with too little free memory. Loading of data can fill memory for a moment."""
+_SMALL_FILE: Final = 10**9
+"""Bytes of the files that the remedy for Transformers' Trainer makes."""
 _REMEDIES: Final[dict[SavingWay, str]] = {
     "lightning": (
         "Lightning copies the checkpoint to a buffer before it writes. Pass Trainer(plugins=[…]) a subclass "
-        "of TorchCheckpointIO whose save_checkpoint calls torch.save(checkpoint, path): that takes {file}. "
-        "ModelCheckpoint(save_weights_only=True) saves less."
+        "of TorchCheckpointIO whose save_checkpoint calls torch.save(checkpoint, path): that takes {file}."
     ),
     "transformers_trainer": (
         "The Trainer copies the weights of a whole file to the host. Smaller files take less: "
@@ -62,8 +65,6 @@ def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -
     model, optimizer = (
         format_bytes(each.host + each.device) for each in (state.model, state.optimizer)
     )
-    [file] = [each for each in saving_costs(state) if each.way == "torch_save"]
-    remedy = _REMEDIES.get(cost.way)
     return Finding(
         time_us=now_us(),
         step=step,
@@ -83,5 +84,19 @@ def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -
             f"The process could take {format_bytes(free)} more of its container or machine.",
         ),
         confidence="high",
-        remedy=None if remedy is None else remedy.format(file=format_bytes(file.host_most)),
+        remedy=_remedy(state, cost),
     )
+
+
+def _remedy(state: SavedState, cost: SavingCost) -> str | None:
+    """Return what the program can do that it does not do yet; ``None``: nothing is known."""
+    remedy = _REMEDIES.get(cost.way)
+    smaller = {each.way: each for each in saving_costs(replace(state, shard=_SMALL_FILE))}
+    if remedy is None or (
+        cost.way == "transformers_trainer" and smaller[cost.way].host >= cost.host
+    ):
+        return None
+    remedy = remedy.format(file=format_bytes(smaller["torch_save"].host_most))
+    if cost.way == "lightning" and state.optimizer.host + state.optimizer.device:
+        remedy += " ModelCheckpoint(save_weights_only=True) saves less."
+    return remedy

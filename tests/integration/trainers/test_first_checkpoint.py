@@ -30,8 +30,8 @@ TRANSFORMERS = """
         def save_model(self, *arguments, **named):
             pass
 
-    def train(kind=Trainer, **more):
-        model = GPT2LMHeadModel(CONFIG)
+    def train(kind=Trainer, model=None, **more):
+        model = model or GPT2LMHeadModel(CONFIG)
         arguments = TrainingArguments(
             "out", max_steps=2, report_to=[], disable_tqdm=True, use_cpu=True,
             **{"save_strategy": "steps", "save_steps": 100, **more},
@@ -44,6 +44,26 @@ TRANSFORMERS = """
     train(save_steps=1, save_only_model=True)
     train(save_strategy="no")
     train(Own)
+
+    import functools
+    print("shard")
+    def with_save(save_pretrained):
+        model = GPT2LMHeadModel(CONFIG)
+        model.save_pretrained = save_pretrained(model)
+        train(model=model)
+
+    with_save(lambda model: functools.partial(model.save_pretrained, max_shard_size="1MB"))
+    with_save(lambda model: functools.partial(model.save_pretrained, state_dict={}))
+    with_save(lambda model: lambda folder, **named: None)
+
+    class OwnModel(GPT2LMHeadModel):
+        def save_pretrained(self, folder, **named):
+            pass
+
+    train(model=OwnModel(CONFIG))
+    hooked = GPT2LMHeadModel(CONFIG)
+    hooked.transformer.wte.register_state_dict_post_hook(lambda module, state, prefix, local: None)
+    train(model=hooked)
 """
 
 
@@ -55,7 +75,7 @@ def states(folder: Path) -> list[SavedState]:
 def test_the_transformers_trainer_tells_what_it_saves(tmp_path: Path) -> None:
     printed = child.run(TRANSFORMERS, tmp_path).split()
     size = int(printed[printed.index("bytes") + 1])
-    both, model, never, own = states(tmp_path)
+    both, model, never, own, in_files, *unknown = states(tmp_path)
     assert (both.way, both.first_at) == ("transformers_trainer", 2)  # the training ends there
     assert both.model.host == size
     # Adam keeps two numbers for each parameter, and counters.
@@ -63,11 +83,14 @@ def test_the_transformers_trainer_tells_what_it_saves(tmp_path: Path) -> None:
     assert (model.way, model.first_at, model.optimizer.host) == ("transformers_trainer", 2, 0)
     assert never.way is None
     assert own.way is None
+    assert both.shard == 50 * 10**9
+    assert (in_files.way, in_files.shard) == ("transformers_trainer", 10**6)
+    assert [one.way for one in unknown] == [None] * 4
 
 
 SAVES = """
-    def fit(*callbacks, **more):
-        class Wide(Model):
+    def fit(*callbacks, base=Model, change=lambda module: None, **more):
+        class Wide(base):
             def __init__(self):
                 super().__init__()
                 self.layer = torch.nn.Linear(64, 64)
@@ -82,7 +105,9 @@ SAVES = """
             max_epochs=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
             accelerator="cpu", callbacks=list(callbacks), **more,
         )
-        trainer.fit(Wide(), DataLoader(torch.arange(6)))
+        module = Wide()
+        change(module)
+        trainer.fit(module, DataLoader(torch.arange(6)))
 
     class Own(ModelCheckpoint):
         pass
@@ -94,12 +119,48 @@ SAVES = """
     fit(ModelCheckpoint("saved", save_top_k=0))
     fit(Own("saved"))
     fit(enable_checkpointing=False)
+
+    from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+    from torchmetrics import MeanMetric
+
+    def changed(*callbacks, **more):
+        fit(ModelCheckpoint("saved", every_n_train_steps=3), *callbacks, **more)
+
+    changed(EarlyStopping("loss", check_on_train_epoch_end=False),
+            change=lambda module: module.add_module("mean", MeanMetric()))
+
+    class Drops(Model):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["state_dict"] = {}
+
+    class Fewer(Model):
+        def state_dict(self, *arguments, **named):
+            return {}
+
+    class Adds(pl.Callback):
+        def on_save_checkpoint(self, trainer, module, checkpoint):
+            checkpoint["more"] = torch.ones(8)
+
+    class Keeps(pl.Callback):
+        def state_dict(self):
+            return {"more": torch.ones(8)}
+
+    changed(base=Drops)
+    changed(base=Fewer)
+    changed(change=lambda module: module.layer.register_state_dict_pre_hook(lambda *_: None))
+    changed(change=lambda module: module.layer._register_state_dict_hook(lambda *_: None))
+    changed(Adds())
+    changed(Keeps())
+    changed(EMAWeightAveraging())
 """
 
 
 def test_lightning_tells_what_it_saves(tmp_path: Path) -> None:
     child.run(LIGHTNING + SAVES, tmp_path)
     every, weights, *without = states(tmp_path)
+    without, known, unknown = without[:4], without[4], without[5:]
+    assert (known.way, known.first_at) == ("lightning", 3)
+    assert [one.way for one in unknown] == [None] * 7
     assert (every.way, every.first_at) == ("lightning", 3)
     assert (every.model.host, every.optimizer.host) == (WEIGHTS, WEIGHTS)
     assert (weights.way, weights.first_at, weights.optimizer.host) == ("lightning", None, 0)

@@ -63,6 +63,18 @@ def test_the_transformers_trainer_saves_the_weights_and_then_the_state() -> None
     assert "max_shard_size" in (found.remedy or "")
 
 
+def test_what_the_program_does_already_is_no_remedy() -> None:
+    empty = replace(MODEL, device=0, largest=0, buffered=0, copied=0, undivided=0)
+    weights = replace(LIGHTNING, optimizer=empty)
+    assert "save_weights_only" in (judged([LIGHTNING, *STEPS], [GIB] * 3)[0][0].remedy or "")
+    [found], _ = judged([weights, *STEPS], [GIB] * 3)
+    assert (found.remedy or "").endswith("that takes 1.0 GiB.")
+    files = replace(STATE, way="transformers_trainer", shard=10**9)
+    assert judged([files, *STEPS], [2 * GIB] * 6)[0] == []
+    [found], _ = judged([files, *STEPS], [GIB // 2] * 3)
+    assert found.remedy is None
+
+
 @pytest.mark.parametrize(
     "free",
     [
