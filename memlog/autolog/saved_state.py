@@ -128,6 +128,7 @@ def _is_on_host(tensor: Any) -> bool:
 
 def _sums(tensors: Iterable[Any], is_on_host: Callable[[Any], bool]) -> SavedTensors:
     host = device = largest = buffered = small = copied = whole = undivided = gathered = sharded = 0
+    whole_on_host = gathered_on_host = 0
     seen: set[int] = set()
     for tensor in tensors:
         placements = getattr(tensor, "placements", None)
@@ -139,8 +140,13 @@ def _sums(tensors: Iterable[Any], is_on_host: Callable[[Any], bool]) -> SavedTen
         elif stored != size:
             copied += size
         if placements is not None:
-            whole += _size(tensor)
-            gathered = max(gathered, _gathered(tensor, size) + on_host * size)
+            if on_host and tensor.device_mesh.device_type == "cpu":
+                taken = _gathered(tensor, size, pieces=2)
+                gathered_on_host = max(gathered_on_host, whole_on_host + taken)
+                whole_on_host += _size(tensor) if taken else 0
+            else:
+                whole += _size(tensor)
+                gathered = max(gathered, _gathered(tensor, size) + on_host * size)
             sharded += size if all(one.is_shard() for one in placements) else 0
         elif not on_host:
             undivided += size
@@ -154,7 +160,18 @@ def _sums(tensors: Iterable[Any], is_on_host: Callable[[Any], bool]) -> SavedTen
             small += stored if stored < _MAPPED else 0
         buffered = max(buffered, host + device + (0 if on_host else stored))
     return SavedTensors(
-        host, device, largest, buffered, small, copied, whole, undivided, gathered, sharded
+        host,
+        device,
+        largest,
+        buffered,
+        small,
+        copied,
+        whole,
+        undivided,
+        gathered,
+        sharded,
+        whole_on_host,
+        gathered_on_host,
     )
 
 
@@ -167,11 +184,11 @@ def _is_pinned(tensor: Any) -> bool:
     return tensor.device.type in ("cuda", "cpu")
 
 
-def _gathered(tensor: Any, local: int) -> int:
-    """Return the device memory to gather a whole tensor, one dimension of its mesh after the other.
+def _gathered(tensor: Any, local: int, pieces: int = 1) -> int:
+    """Return the memory to gather a whole tensor, one dimension of its mesh after the other.
 
     A tensor that is divided along another dimension than its first is gathered in pieces, which are then
-    joined.
+    joined. ``pieces`` is 2 if the backend makes a copy of all pieces: Gloo, which gathers on the host, does.
     """
     most, size, before = 0, local, 0
     whole = _size(tensor)
@@ -179,7 +196,7 @@ def _gathered(tensor: Any, local: int) -> int:
         placement = tensor.placements[dimension]
         if placement.is_shard():
             size = min(size * tensor.device_mesh.size(dimension), whole)
-            most = max(most, before + size * (1 if placement.dim == 0 else 2))
+            most = max(most, before + size * (pieces if placement.dim == 0 else 2))
             before = size
     return most
 

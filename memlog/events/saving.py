@@ -47,13 +47,18 @@ class SavedTensors(msgspec.Struct, frozen=True, array_like=True):
     """Copies that ``dcp.save`` keeps on the host until it has written its file: those from a CUDA device are
     in page-locked memory, each in a block of a power of two."""
     whole: Int
-    """Whole tensors of which this process has parts."""
+    """Whole tensors of which this process has parts, and which are gathered on a device."""
     undivided: Int
     """Tensors on devices that are not distributed."""
     gathered: Int
-    """Device memory to gather the whole tensor that takes most; 0: no tensor is distributed."""
+    """Device memory to gather the whole tensor that takes most; 0: none is gathered on a device."""
     sharded: Int
     """Parts of tensors that no other process has."""
+    whole_on_host: Int = 0
+    """Whole tensors of which this process has parts, and which are gathered on the host."""
+    gathered_on_host: Int = 0
+    """Highest number of bytes while whole tensors are gathered on the host, one after the other, and kept; 0:
+    none is gathered there."""
 
 
 class SavedState(msgspec.Struct, frozen=True, array_like=True, tag="saved_state"):

@@ -32,6 +32,8 @@ SAVING_CALLS: Final[dict[SavingWay, str]] = {
 _MOVED: Final = 64 * 2**20
 """Bytes that the GNU C library may keep of a buffer that it has moved, as long as the buffer was small: twice
 the size from which it maps memory."""
+_GLOO_THREADS: Final = 2
+"""Threads of a process group of Gloo. The C library keeps freed memory for each thread."""
 _MOSTLY: Final = 0.95
 """Share of the bytes. If other processes have no part of them, the other bytes don't matter."""
 
@@ -44,7 +46,8 @@ class SavingCost(msgspec.Struct, frozen=True):
         host: Bytes of the host's memory.
         device: Bytes of the device's memory.
         host_most: Bytes of the host's memory if the C library keeps all that it may keep of freed copies of
-            tensors below 32 MiB, and of a growing buffer. How much it keeps is chance.
+            tensors below 32 MiB, of a growing buffer, and of the threads that gather whole tensors. How
+            much it keeps is chance.
     """
 
     way: SavingWay
@@ -71,6 +74,8 @@ def _costs(state: SavedState) -> Iterator[SavingCost]:
     buffered_most = buffered + small + min(_MOVED, buffered)
     gathered = max(model.gathered, optimizer.gathered)
     whole = model.whole + optimizer.whole
+    on_host = max(model.gathered_on_host, model.whole_on_host + optimizer.gathered_on_host)
+    kept = min(_GLOO_THREADS * _MOVED, model.whole_on_host + optimizer.whole_on_host)
     yield _cost("state_dict", 0)
     yield _cost("deepcopy", host, device=device)
     yield _cost("cpu_copies", device)
@@ -81,9 +86,10 @@ def _costs(state: SavedState) -> Iterator[SavingCost]:
     if alone and (state.dcp_keeps_copies or not device):
         yield _cost("dcp_save", copied if state.dcp_keeps_copies else 0)
     yield _cost("dcp_async_save", host + device)
-    yield _cost("full_state_dict", whole + model.undivided + optimizer.undivided, device=gathered)
-    yield _cost("full_state_dict_on_device", 0, device=whole)
-    if gathered:
+    full = on_host + whole + model.undivided + optimizer.undivided
+    yield _cost("full_state_dict", full, device=gathered, most=full + kept)
+    yield _cost("full_state_dict_on_device", on_host, device=whole, most=on_host + kept)
+    if gathered or on_host:
         return  # Transformers and Lightning save distributed tensors in several other ways
     weights = model.buffered if state.safetensors_copies else model.device
     weights = min(weights, max(state.shard, model.largest))

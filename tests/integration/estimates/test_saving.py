@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from support.saves import OF_A_PROCESS
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memlog
 from memlog.autolog.saved_state import saved_state
@@ -132,6 +136,28 @@ def test_model_and_optimizer_are_found_in_the_step() -> None:
     assert [one.host + one.device for one in unnamed.saving] == pytest.approx(sizes, rel=0.02)
     alone = memlog.estimate(lambda: torch.ones(8, device="cuda").square().sum())
     assert alone.saving == ()
+
+
+def test_shards_on_the_host_are_gathered_there() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 16, bias=False))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for one in model.parameters():
+            one.grad = torch.zeros_like(one)
+        optimizer.step()
+        known = saved_state(model, [optimizer], ranks=2)
+    finally:
+        dist.destroy_process_group()
+    assert known is not None
+    costs = {each.way: each for each in saving_costs(known)}
+    first, second = 4 * 64 * 32, 4 * 32 * 16
+    before = first + second + first  # the model, and the first tensor of the optimizer's state
+    most = max(first + second + 2 * first, before + 2 * second)  # Gloo copies what it gathers
+    for way in ("full_state_dict", "full_state_dict_on_device"):
+        assert (costs[way].host, costs[way].device) == (most, 0)  # type: ignore[index]
+    assert "lightning" not in costs
 
 
 JOB = """
