@@ -67,7 +67,7 @@ class MemlogCallback(TrainerCallback):  # type: ignore[misc] # mypy does not rea
 
 _training: list[Any] = []
 """Trainers whose ``train`` runs, the innermost last."""
-_OWN_METHODS = ("save_model", "_save", "_save_optimizer_and_scheduler")
+_OWN_METHODS = ("save_model", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler")
 _ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 
@@ -87,8 +87,11 @@ def _tell_saving(
     It is not if the trainer or the model has methods of its own for saving, or if FSDP or DeepSpeed saves.
     """
     kind = type(_training[-1]) if _training else None
+    methods = [(getattr(Trainer, name), getattr(kind, name, None)) for name in _OWN_METHODS]
     is_own = _has_own_save(model) or any(
-        getattr(kind, name, None) is not getattr(Trainer, name) for name in _OWN_METHODS
+        # TRL's trainers write a description of the model and then call the Trainer's method.
+        method is not known and not (method and method.__module__.startswith("trl."))
+        for known, method in methods
     )
     elsewhere = args.fsdp or args.deepspeed or any(map(os.environ.get, _ELSEWHERE))
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))

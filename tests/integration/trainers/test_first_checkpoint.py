@@ -46,7 +46,6 @@ TRANSFORMERS = """
     train(Own)
 
     import functools
-    print("shard")
     def with_save(save_pretrained):
         model = GPT2LMHeadModel(CONFIG)
         model.save_pretrained = save_pretrained(model)
@@ -64,6 +63,12 @@ TRANSFORMERS = """
     hooked = GPT2LMHeadModel(CONFIG)
     hooked.transformer.wte.register_state_dict_post_hook(lambda module, state, prefix, local: None)
     train(model=hooked)
+
+    class OwnCheckpoint(Trainer):
+        def _save_checkpoint(self, model, trial):
+            pass
+
+    train(OwnCheckpoint)
 """
 
 
@@ -85,7 +90,7 @@ def test_the_transformers_trainer_tells_what_it_saves(tmp_path: Path) -> None:
     assert own.way is None
     assert both.shard == 50 * 10**9
     assert (in_files.way, in_files.shard) == ("transformers_trainer", 10**6)
-    assert [one.way for one in unknown] == [None] * 4
+    assert [one.way for one in unknown] == [None] * 5
 
 
 SAVES = """
