@@ -48,6 +48,7 @@ class TraceWindow:
             modules when they are called.
         optimizers: Optimizers whose state exists already. The window finds all other optimizers when they
             step.
+        known: Further optimizers that exist. They only tell which networks are trained.
         device: Device as torch writes it. ``None``: the device that holds most of the model.
         engine: ``"auto"``, or the name of an engine.
         max_events: Maximum number of events to keep individually.
@@ -77,6 +78,7 @@ class TraceWindow:
         *,
         others: Sequence[Any] = (),
         optimizers: Sequence[Any] = (),
+        known: Sequence[Any] = (),
         device: str | None = None,
         engine: EngineChoice = "auto",
         max_events: int = 100_000,
@@ -98,7 +100,7 @@ class TraceWindow:
             compiled=self._compiled,
             read_users_history=read_users_history,
         )
-        self._names = ModuleNames(model, others)
+        self._names = ModuleNames(model, others, (*known, *optimizers))
         self._accountant = Accountant(
             by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
         )
@@ -122,6 +124,10 @@ class TraceWindow:
         return [
             module for module in (root.module() for root in self._names.roots) if module is not None
         ]
+
+    def known_optimizers(self) -> list[Any]:
+        """Return the optimizers that are known to the window. Some of them may never have stepped."""
+        return self._names.known_optimizers()
 
     def start(self) -> None:
         """Open the window on this thread."""

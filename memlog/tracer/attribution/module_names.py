@@ -43,11 +43,15 @@ class ModuleNames:
     its name in parentheses, after the path of the layer around it.
 
     If the user has named no model and several networks are trained, such as a generator and its critic, no
-    network is "the model": each one's path is the name of its class in parentheses.
+    network is "the model": each one's path is the name of its class in parentheses. A network is trained if
+    an optimizer has one of its parameters. If the known optimizers have none of any network, a network is
+    trained if one of its parameters requires a gradient.
 
     Args:
         model: The model that the user has named. ``None``: `outermost` finds it when a part is called.
         others: Further root modules that are known from the start.
+        optimizers: Optimizers that are known from the start. Those that step are added, and those that a
+            search for the outermost module finds.
 
     Attributes:
         paths: Paths by number. The first is "outside all modules", the second the model.
@@ -57,7 +61,9 @@ class ModuleNames:
         roots: Root modules in the order in which they were found.
     """
 
-    def __init__(self, model: Any = None, others: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, model: Any = None, others: Sequence[Any] = (), optimizers: Iterable[Any] = ()
+    ) -> None:
         self.paths = [OUTSIDE_PATH]
         self.kinds = [""]
         self.optimizers: list[str] = []
@@ -71,6 +77,7 @@ class ModuleNames:
         self._known: dict[int, _KnownModule] = {}
         self._networks = defaultdict[str, _LiveNumbers](_LiveNumbers)
         self._parents = ModuleParents()
+        self._optimizers = {id(one): weakref.ref(one) for one in optimizers}
         for module in (model, *others):
             if module is not None and not self.knows(module):
                 self._add_root(module)
@@ -128,12 +135,23 @@ class ModuleNames:
             self._around[layer] = found
         return found
 
+    def optimizer_steps(self, optimizer: Any) -> None:
+        """Remember an optimizer: what it steps is trained."""
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    def known_optimizers(self) -> list[Any]:
+        """Return the optimizers that were given, found or seen to step, without those that are deleted."""
+        found = {id(one): one for one in _alive(self._optimizers.values())}
+        return list({**found, **{id(one): one for one in self._parents.optimizers()}}.values())
+
     def final_paths(self) -> tuple[str, ...]:
         """Return the paths by number, with the first network's name in its paths if several are trained."""
-        trained = [root for root in self.roots if _is_trained(root.module())]
-        if self._named or len(trained) < 2 or trained[0] is not self.roots[0]:  # noqa: PLR2004
+        if self._named or len(self.roots) < 2:  # noqa: PLR2004
             return tuple(self.paths)
-        first = trained[0].path
+        first = self.roots[0].path
+        # The first one may be trained later: then its name does not change.
+        if not _requires_grad(self.roots[0].module()) or not self._trains_another():
+            return tuple(self.paths)
         name = f"({first})"
 
         def final(path: str) -> str:
@@ -142,6 +160,20 @@ class ModuleNames:
             return path if path.startswith("(") or path == OUTSIDE_PATH else f"{name}.{path}"
 
         return tuple(map(final, self.paths))
+
+    def _trains_another(self) -> bool:
+        """Return whether another network than the first is trained."""
+        stepped = _parameters_of(self.known_optimizers())
+        trained = [
+            any(id(parameter) in stepped for parameter in _parameters(root.module()))
+            for root in self.roots
+        ]
+        # An optimizer may have copies of all parameters, such as in 32 bits.
+        return (
+            any(trained[1:])
+            if any(trained)
+            else any(_requires_grad(root.module()) for root in self.roots[1:])
+        )
 
     def owner_of(self, name: str, root: RootModule) -> int:
         """Return the number of the module that owns a parameter or buffer.
@@ -273,8 +305,12 @@ class ModuleParents:
         known = self._modules.get(id(module))
         if (known is None or known() is not module) and self._searches < _MOST_SEARCHES:
             self._search()
-        found = list(optimizers) or _alive(self._optimizers)
+        found = list(optimizers) or self.optimizers()
         return _of_the_optimizers(list(self._ends(module)), module, found)
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that the last search found, without those that are deleted."""
+        return _alive(self._optimizers)
 
     def _search(self) -> None:
         self._searches += 1
@@ -326,16 +362,21 @@ def _instances(*classes: type) -> list[Any]:
 def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:
     """Return the candidate with most of the optimizers' parameters; ``module`` if several have as many."""
     if len(candidates) > 1:
-        trained = {
-            id(parameter)
-            for optimizer in optimizers
-            for group in vars(optimizer).get("param_groups", ())
-            for parameter in group["params"]
-        }
+        trained = _parameters_of(optimizers)
         shares = [len(trained & {id(one) for one in _parameters(root)}) for root in candidates]
         best = max(shares)
         candidates = [root for root, share in zip(candidates, shares, strict=True) if share == best]
     return candidates[0] if len(candidates) == 1 else module
+
+
+def _parameters_of(optimizers: Iterable[Any]) -> set[int]:
+    """Return the identities of the parameters that optimizers step."""
+    return {
+        id(parameter)
+        for optimizer in optimizers
+        for group in vars(optimizer).get("param_groups", ())
+        for parameter in group["params"]
+    }
 
 
 def registered(module: Any, registry: str) -> dict[str, Any]:
@@ -373,7 +414,7 @@ def _has_tensors(root: Any) -> bool:
     return any(True for _ in _parameters(root))
 
 
-def _is_trained(root: Any) -> bool:
+def _requires_grad(root: Any) -> bool:
     return any(parameter.requires_grad for parameter in _parameters(root))
 
 

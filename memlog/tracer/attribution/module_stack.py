@@ -157,6 +157,7 @@ class ModuleStack:
         thread_state = self.thread_state()
         if thread_state is not None and thread_state.optimizing is None:
             thread_state.optimizing = id(optimizer)
+            self._names.optimizer_steps(optimizer)
             self._autograds_threads_rest()
             if len(thread_state.stack) == 1:
                 self.set_phase(thread_state, OUTSIDE, OPTIMIZER)

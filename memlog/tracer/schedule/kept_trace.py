@@ -26,8 +26,8 @@ CUT = (
 )
 
 FROZEN_START_MISSED = (
-    "The trace begins at the first module that is called with gradients. Other modules were called before it "
-    "in the same step. Their allocations are missing, so peaks are lower bounds."
+    "The trace begins at the first module that is called with gradients. Other modules were called before "
+    "it, probably in the same step. Their allocations are missing, so peaks are lower bounds."
 )
 
 

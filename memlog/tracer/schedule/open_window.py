@@ -26,7 +26,8 @@ class OpenWindow:
     """Window that opens when this thread calls ``module`` with ``inputs``.
 
     ``model``: Model that the user has named, if any. ``roots``: Known root modules. If empty, the outermost
-    module around ``module`` is the first root module. ``usual_step``: Usual duration of a step without
+    module around ``module`` is the first root module. ``known``: Optimizers that tell, beside ``optimizers``,
+    which networks are trained. ``usual_step``: Usual duration of a step without
     tracing, in seconds; ``None`` if unknown. ``most_seconds``: Seconds that memlog's own code may take;
     ``None``: no limit.
 
@@ -45,6 +46,7 @@ class OpenWindow:
         model: Any,
         roots: Sequence[Any],
         optimizers: Sequence[Any],
+        known: Sequence[Any],
         diagnostics: Diagnostics,
         usual_step: float | None,
         most_seconds: float | None,
@@ -60,6 +62,7 @@ class OpenWindow:
             model,
             others=others,
             optimizers=optimizers,
+            known=known,
             diagnostics=diagnostics,
             types=True,
             most_events=MOST_EVENTS,

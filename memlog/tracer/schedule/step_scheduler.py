@@ -248,6 +248,7 @@ class StepScheduler:
                 model=self._roots.named(),
                 roots=self._roots.modules(),
                 optimizers=self._schedule.optimizers(),
+                known=self._roots.optimizers(),
                 diagnostics=self._diagnostics,
                 usual_step=self.costs.budget.median_step,
                 most_seconds=None if self._unlimited else self.costs.budget.limit(began),
@@ -300,7 +301,9 @@ class StepScheduler:
                 trace = opened.window.stop()
             finally:
                 _remove(opened.window)
-            self._roots.remember(opened.window.roots(), opened.thread)
+            self._roots.remember(
+                opened.window.roots(), opened.thread, opened.window.known_optimizers()
+            )
             self._keep(trace, opened.window, failed=failed)
         closing = time.perf_counter() - began
         self.costs.window_closed(opened.window.seconds, closing, cut=opened.window.cut)
@@ -338,14 +341,16 @@ class StepScheduler:
         if window.cut:
             self._kept_trace.add(step_trace.as_partial(CUT), outdated=self._is_outdated())
             return
+        if self._frozen_start.missed and not failed:
+            step_trace = step_trace.as_partial(FROZEN_START_MISSED)
+            self._kept_trace.add(step_trace, outdated=self._is_outdated())
+            return
         if step_ended and not schedule.has_interval:
             by_hand = not schedule.optimizers()  # the user marks the steps
             whole = by_hand or iteration.steps_all_of(window.roots())
             self._kept_trace.add_undecided(step_trace, whole=whole)
             return
-        if step_trace.whole and self._frozen_start.missed:
-            step_trace = step_trace.as_partial(FROZEN_START_MISSED)
-        elif not step_trace.whole and not failed:
+        if not step_trace.whole and not failed:
             step_trace = step_trace.as_partial()
         self._kept_trace.add(step_trace, outdated=self._is_outdated())
 

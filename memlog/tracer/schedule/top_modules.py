@@ -33,6 +33,7 @@ class RootModules:
         self._model = model
         self._thread: threading.Thread | None = None
         self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
 
     def named(self) -> Any:
         """Return the model that the user has named; ``None`` if there is none or another thread trains it."""
@@ -49,11 +50,18 @@ class RootModules:
         ]
         return [module for module in roots if module is not None]
 
-    def remember(self, roots: Sequence[Any], thread: threading.Thread | None) -> None:
-        """Replace the remembered root modules of ``thread`` by ``roots``.
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that tell which root modules are trained. Some may never have stepped."""
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def remember(
+        self, roots: Sequence[Any], thread: threading.Thread | None, optimizers: Sequence[Any]
+    ) -> None:
+        """Replace the remembered root modules of ``thread`` by ``roots``, and remember ``optimizers``.
 
         Leave out modules without parameters, and modules that are parts of other modules.
         """
+        self._optimizers = [weakref.ref(one) for one in optimizers]
         trained = [root for root in roots if next(root.parameters(), None) is not None]
         parts = {id(part) for root in trained for part in root.modules() if part is not root}
         if any(root is self._model for root in trained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from pathlib import Path
@@ -97,9 +98,14 @@ def test_a_step_that_ends_before_the_other_optimizers_is_not_exact(kind: type[Lo
 
 
 @pytest.mark.parametrize("kind", ALONE)
-def test_a_lone_optimizers_first_step_is_exact(kind: type[Loop]) -> None:
+def test_a_lone_optimizers_first_step_is_exact_unless_a_teacher_was_called_before_it(
+    kind: type[Loop],
+) -> None:
     outcome = trained(kind, iterations=2)
-    assert [(trace.step, trace.exact) for trace in outcome.traces] == [(0, True)]
+    has_teacher = issubclass(kind, Distilling)
+    assert [(trace.step, trace.exact) for trace in outcome.traces] == [(0, not has_teacher)]
+    unseen = outcome.kept.trace.result.unseen
+    assert any("called before it" in sentence for sentence in unseen) is has_teacher
 
 
 def test_a_run_that_ends_before_all_optimizers_were_seen_twice_says_so() -> None:
@@ -159,6 +165,41 @@ def test_an_evaluation_is_no_part_of_the_step_that_follows(runs: Path) -> None:
     kept = read_worst_step(run).event
     assert kept.exact
     assert kept.peak == later[0].peak
+
+
+class MeanTeacher(Distilling):
+    """Student and the mean of its weights, which requires gradients although nothing trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.net)
+
+
+class GeneratorAlone(Loop):
+    """Adversarial training in which the critic's optimizer has not stepped yet."""
+
+    def __init__(self) -> None:
+        self.net, self.critic = network(16, 64, 16), network(16, 64, 1)
+        self.optimizers = (adam(self.net), adam(self.critic))
+
+    def iterate(self) -> None:
+        loss = self.critic(self.net(torch.ones(64, 16))).mean()
+        self.update(loss, self.optimizers[0])
+
+
+@pytest.mark.parametrize(("kind", "name"), [(MeanTeacher, "0"), (GeneratorAlone, "(Sequential).0")])
+def test_a_layer_has_one_name_in_all_traces_of_a_run(kind: type[Loop], name: str) -> None:
+    session = memlog.init("local", layers=True)
+    loop = kind()
+    for _ in range(4):
+        session.snapshot()
+        loop.iterate()
+    memlog.finish()
+    found = traces(session)
+    assert len(found) == 4
+    for trace in found:
+        paths = {layer.path for layer in trace.layers}
+        assert paths & {"0", "(Sequential).0"} == {name}
 
 
 def test_what_another_thread_calls_begins_no_trace() -> None:

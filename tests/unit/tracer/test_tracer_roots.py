@@ -148,6 +148,40 @@ def test_only_trained_networks_beside_the_model_change_the_names_in_it() -> None
     assert {"Sequential", "0", "(Agent).actor.0"} <= named
 
 
+def test_a_network_that_no_optimizer_has_does_not_change_the_names_in_the_model() -> None:
+    """The mean of a student's weights requires gradients as the student does, but it is not trained."""
+    student, teacher = square(), square()
+    optimizer = torch.optim.SGD(student.parameters())
+    paths = paths_of(
+        lambda: (student(torch.ones(8, 64)) - teacher(torch.ones(8, 64))).sum().backward()
+    )
+    assert {"Sequential", "0", "(Sequential 2).0"} <= paths
+    del optimizer
+
+
+def test_an_optimizer_of_copies_does_not_tell_which_networks_are_trained() -> None:
+    first, second = square(), square()
+    copies = [parameter.detach().clone() for parameter in first.parameters()]
+    optimizer = torch.optim.SGD(copies)
+    paths = paths_of(lambda: second(first(torch.ones(8, 64))).sum().backward())
+    assert {"(Sequential).0", "(Sequential 2).0"} <= paths
+    del optimizer
+
+
+def test_an_optimizer_that_is_made_in_the_step_tells_that_its_network_is_trained() -> None:
+    first, second = square(), square()
+    optimizer = torch.optim.SGD(first.parameters())
+    late = []
+
+    def step() -> None:
+        second(first(torch.ones(8, 64))).sum().backward()
+        late.append(torch.optim.SGD(second.parameters()))
+        late[0].step()
+
+    assert {"(Sequential).0", "(Sequential 2).0"} <= paths_of(step)
+    del optimizer
+
+
 def test_many_networks_are_found_in_one_search_and_named_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
