@@ -36,7 +36,7 @@ from memlog.events import (
     readings,
 )
 from memlog.facts.detector import CHILD_FLOOR, SAMPLES, GrowthDetector
-from memlog.facts.failure import is_title
+from memlog.facts.failure import has_gone_on, is_title
 from memlog.facts.first_checkpoint import KIND, SAVES
 from memlog.facts.growth_findings import confidence_in, finding_of
 from memlog.facts.levels import LevelFold
@@ -68,7 +68,7 @@ class RunFold:
     Attributes:
         first_step: Number of the first recorded step; ``None``: there was none.
         last_step: Number of the last known step; ``None``: there was none.
-        failure: Failed allocation after the last step; ``None``: none.
+        failure: Failed allocation after which the program did not go on, as far as known; ``None``: none.
         failure_title: Title of the report on the run's bad end; ``None``: there is no report yet.
         rank_failure: Bad end of the training, if several ranks train together; ``None``: none is known.
         rank_doubt: Another rank's memory, if it rose for an unknown reason; ``None``: none is known.
@@ -170,6 +170,8 @@ class RunFold:
                 self.failure_title = event.title
         elif isinstance(event, End):
             self.end = event
+            if self.failure is not None and has_gone_on(self.failure, event):
+                self.failure = None
         elif isinstance(event, RankFailure):
             self.rank_failure = event
         elif isinstance(event, RankDoubt):

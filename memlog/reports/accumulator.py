@@ -20,6 +20,7 @@ from memlog.events import (
     Scope,
     StepInputs,
 )
+from memlog.facts.failure import has_gone_on
 from memlog.facts.peaks import UNKNOWN, peak_kind
 from memlog.facts.run_fold import RunFold
 from memlog.journal import Binding, Entry, Header
@@ -54,7 +55,7 @@ class Accumulator:
         self.phases = PhaseFold()
         self._newest_inputs: StepInputs | None = None
         self.survived: Counter[int] = Counter()
-        """Number of failed allocations by the step that was completed after them."""
+        """Number of failed allocations by the step that was completed after them, else by the last step."""
         self.survived_batches: list[int] = []
         self._failed: dict[int, OutOfMemory] = {}
         """Failed allocations since the last complete step, by their times."""
@@ -104,8 +105,15 @@ class Accumulator:
             self._newest_inputs = event
         elif not isinstance(event, Batch):
             self._note(event)
-        elif self._failed:
-            self.survived[event.step] += len(self._failed)
+        if self._failed:
+            self._note_survival(event)
+
+    def _note_survival(self, event: Event) -> None:
+        """Count the failed allocations if ``event`` shows that the program went on."""
+        *_, newest = self._failed.values()
+        if has_gone_on(newest, event):
+            step = event.step if isinstance(event, Batch) else newest.step
+            self.survived[step or 0] += len(self._failed)
             self.survived_batches += batch_sizes([*self._failed.values()])
             self._failed.clear()
 

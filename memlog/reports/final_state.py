@@ -26,6 +26,7 @@ from memlog.events import (
     Trace,
     readings,
 )
+from memlog.facts.failure import has_gone_on
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import Entry, RunDirectory
 from memlog.ranks.ends import Failure
@@ -45,11 +46,11 @@ class FinalState(msgspec.Struct):
     """Command line that shows the run's flame graph."""
     end: End | None = None
     failure: OutOfMemory | None = None
-    """The newest failed allocation; ``None`` if a step was completed after it."""
+    """The newest failed allocation; ``None`` if the program went on after it."""
     survived_at: set[int] = set()
     """Times of failed allocations after which training went on."""
     failed_at: set[int] = set()
-    """Times of failed allocations since the last step."""
+    """Times of failed allocations after which nothing shows yet that training went on."""
     first: Batch | None = None
     steps: list[Batch] = []
     """The last steps, at most `_STEPS`, oldest first."""
@@ -153,12 +154,14 @@ def _take_all(
 ) -> None:
     for entry in entries:
         event = entry.event
-        if isinstance(event, Batch):
-            steps.append(event)
-            state.first = state.first or event
+        failed = state.failure
+        if isinstance(event, Batch) or (failed is not None and has_gone_on(failed, event)):
             state.survived_at |= state.failed_at
             state.failed_at.clear()
             state.failure = None
+        if isinstance(event, Batch):
+            steps.append(event)
+            state.first = state.first or event
         elif isinstance(event, Sample):
             samples.append(event)
             _note_least(state, event)

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from support.journals import MIB, MadeRun, at, batch
 
-from memlog.events import OutOfMemory, TensorInput
+from memlog.events import End, OutOfMemory, Status, TensorInput
 from memlog.reports import summarize
+from memlog.reports.final_state import final_state
 from memlog.reports.survived import batch_sizes, survived
 
 
@@ -53,3 +54,31 @@ def test_a_size_that_is_not_known_is_not_told(
     ]
     run = MadeRun(tmp_path).write(batch(0, MIB), *events, batch(1, MIB))
     assert survived(summarize(run.closed())) == text.replace("…", "failed and were survived")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "phase", "status", "is_survived"),
+    [
+        (False, None, "finished", True),
+        (False, "forward", "finished", True),
+        (False, "forward", "failed", False),
+        (False, "optimizer", "finished", False),  # training ended with it
+        (True, "forward", "finished", False),
+        (None, None, "finished", False),
+    ],
+)
+def test_what_the_last_evaluation_survives_is_counted_and_does_not_begin_the_verdict(
+    tmp_path: Path, gradients: bool | None, phase: str | None, status: Status, is_survived: bool
+) -> None:
+    failures = [
+        msgspec.structs.replace(
+            failure(x=rows), time_us=at(2 + number), gradients=gradients, phase=phase
+        )
+        for number, rows in enumerate((64, 32))
+    ]
+    run = MadeRun(tmp_path).write(batch(0, MIB), *failures, End(at(9), status)).closed()
+    summary = summarize(run)
+    assert ("Out of memory" in summary.verdict) is not is_survived
+    text = "2 allocations failed and were survived at step 0, with the batch sizes 64, 32"
+    assert survived(summary) == text * is_survived
+    assert final_state(run).survived == 2 * is_survived
