@@ -15,14 +15,17 @@ generation = 0
 
 An object can store this number to detect a fork later. In the child process, the number is larger.
 """
+has_children = False
+"""True if this process has forked since this module was loaded."""
 
 _locks: WeakKeyDictionary[object, dict[str, Callable[[], object]]] = WeakKeyDictionary()
 """Locks by owner and attribute name. Each value is the function that creates a new lock."""
 
 
 def _forked() -> None:
-    global generation  # noqa: PLW0603 - other modules read it
+    global generation, has_children  # noqa: PLW0603 - other modules read them
     generation += 1
+    has_children = False
     for owner, locks in list(_locks.items()):
         for attribute, make in locks.items():
             setattr(owner, attribute, make())
@@ -38,4 +41,9 @@ def renew(owner: object, attribute: str, make: Callable[[], object]) -> None:
     _locks.setdefault(owner, {})[attribute] = make
 
 
-os.register_at_fork(after_in_child=_forked)
+def _has_forked() -> None:
+    global has_children  # noqa: PLW0603 - other modules read it
+    has_children = True
+
+
+os.register_at_fork(after_in_parent=_has_forked, after_in_child=_forked)

@@ -237,7 +237,7 @@ class BatchRecorder:
         """Print a warning if ``run`` has no step, epoch or evaluation, and may have trained all the same."""
         if not self._begun and not self.parameters.published:
             message = f"nothing was recorded, because {NOT_NOTICED}"
-            children = child_processes() or _other_programs()
+            children = child_processes() or _working_processes()
             # If this process has computed gradients, they are probably a DataLoader's workers, too.
             if children and not _has_built_graphs() and not _has_loaders_workers():
                 if list_runs(run.path.parent)[-1].id != run.id:
@@ -365,10 +365,12 @@ def child_processes() -> str:
     return "a child process" if number == 1 else f"{number:,} child processes" * (number > 0)
 
 
-def _other_programs() -> str:
-    """Return that this process has started programs, if those that ended took `_WORK` seconds."""
+def _working_processes() -> str:
+    """Return what processes this one has started, if those that ended took `_WORK` seconds; else nothing."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return "other programs" if used.ru_utime + used.ru_stime >= _WORK else ""
+    if used.ru_utime + used.ru_stime < _WORK:
+        return ""
+    return "child processes" if fork.has_children else "other programs"
 
 
 def _device_type(optimizer: Any) -> str:

@@ -115,6 +115,21 @@ def test_a_process_with_programs_that_worked_is_told_that_they_are_not_recorded(
     assert "`memlog run`" in line
 
 
+def test_a_process_that_forked_is_told_that_its_child_processes_are_not_recorded(
+    tmp_path: Path,
+) -> None:
+    forks = """
+import os, time
+
+if os.fork() == 0:
+    while time.process_time() < 1.2: pass
+    os._exit(0)
+os.wait()
+"""
+    (line,) = ran(tmp_path, INIT + forks)
+    assert "It has started child processes: if they train" in line
+
+
 def test_a_process_whose_child_is_recorded_gets_no_hint(tmp_path: Path) -> None:
     child = """
 import multiprocessing
