@@ -145,7 +145,9 @@ def test_the_four_questions_are_answered_from_the_run(parts: dict[str, str], dev
 def test_the_pages_on_compare_and_advise_show_what_these_runs_say(
     parts: dict[str, str], folder: Path
 ) -> None:
-    shown = [b.code for name in ("compare.md", "advise.md") for b in pages.blocks(name)]
+    blocks = [b.code for name in ("compare.md", "advise.md") for b in pages.blocks(name)]
+    # A plan depends on what the process held, so it is another one on each machine.
+    shown = [code for code in blocks if "--fit" not in code.partition("\n")[0]]
     own = re.search(r"^\$ memlog compare (\w+) (\w+)", parts["compare"], re.MULTILINE)
     assert own
     documented = re.search(r"^\$ memlog compare (\w+) (\w+)\n", shown[0])
