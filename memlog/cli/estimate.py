@@ -28,6 +28,7 @@ from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 from memlog.facts.saving import SavingCost
 from memlog.reports import encode
 from memlog.sink import is_installed
+from memlog.trace.predict.fitting import FittingPlan
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
@@ -74,8 +75,7 @@ class EstimateDocument(msgspec.Struct, frozen=True):
 class PlanDocument(msgspec.Struct, frozen=True):
     schema: int
     target: str
-    plan: Any
-    """`memlog.trace.predict.fitting.FittingPlan`."""
+    plan: FittingPlan
 
 
 @click.command(

@@ -169,9 +169,8 @@ class Places:
             return self.default
         kinds = {each.kind for each in places}
         if not self.names_cuda and kinds == {UNNAMED, ON_HOST}:
-            return (
-                UNNAMED  # such as ``pack_padded_sequence(x, lengths.cpu())``: x is not on the host
-            )
+            # Such as ``pack_padded_sequence(x, lengths.cpu())``: x is not on the host.
+            return UNNAMED
         kind = DEVICE if DEVICE in kinds else max(kinds)
         for each in places:
             if each.kind == UNNAMED:

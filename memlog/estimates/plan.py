@@ -57,13 +57,14 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
             return None
 
     batch, ranks = base.batch or 1, base.ranks or 1
+    traced = TracedStep(base.recording)
     # An `Estimate` of several ranks has no hints, because their figures do not hold there.
     modules = next((hint.modules for hint in advise(base.recording).hints if hint.modules), ())
     options = {
         "one_by_one": (False, True),
         "autocast": (False, True),
         # The ranks of a pipeline have other parts of the model.
-        "sharded": (None, *([_repeated(base)] if ranks > 1 and not base.peak_by_rank else [])),
+        "sharded": (None, *([_repeated(traced)] if ranks > 1 and not base.peak_by_rank else [])),
         "checkpointed": tuple(dict.fromkeys(((), modules[::2], modules))),
         "on_host": (False, True),
         "parameters_on_host": (False, True),
@@ -77,7 +78,7 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
     parts = [one for one in range(1, batch + 1) if batch % one == 0]
     chosen, fits = PlanSearch(ask, NO_CHANGES, options, parts, memory, cost).cheapest()
     last = ask(chosen) or base
-    sent = 3 * chosen.parts * sum(_parameters(base).values()) * (ranks - 1) // ranks
+    sent = 3 * chosen.parts * sum(map(sum, traced.parameters().values())) * (ranks - 1) // ranks
     as_it_is = "as it is" if base.batch is None else f"a batch of {base.batch:,}"
     return FittingPlan(
         memory,
@@ -101,21 +102,13 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
     )
 
 
-def _parameters(base: Estimate) -> dict[str, int]:
-    """Return the bytes of each layer's own parameters, by the layer's path."""
-    traced = TracedStep(base.recording)
-    return {traced.paths[layer]: sum(sizes) for layer, sizes in traced.parameters().items()}
-
-
-def _repeated(base: Estimate) -> tuple[str, ...]:
+def _repeated(traced: TracedStep) -> tuple[str, ...]:
     """Return the paths of sibling modules of one class that have most parameters; empty if there are none."""
-    parameters, traced = _parameters(base), TracedStep(base.recording)
+    parameters = traced.parameters()
     groups: dict[tuple[str, str], dict[str, int]] = {}
     for layer in sorted({call.layer for call in traced.calls} - {1}):
         path = traced.paths[layer]
-        own = sum(
-            size for at, size in parameters.items() if at == path or at.startswith(f"{path}.")
-        )
+        own = sum(sum(parameters.get(each, ())) for each in traced.subtree(layer))
         if own and not path.startswith("("):
             groups.setdefault((path.rpartition(".")[0], traced.kind(layer)), {})[path] = own
     several = [group for group in groups.values() if len(group) > 1]

@@ -99,7 +99,8 @@ def lengths_of(iterator: object) -> SampleLengths | None:
     """
     attributes = instance_dict(iterator) or {}
     own = {name: attributes.get(f"_{name}") for name in ("index_sampler", "dataset", "collate_fn")}
-    found = next(_all_lengths(own), None)
+    of_sampler = next(_of_samplers(own["index_sampler"]), None)
+    found = of_sampler or next(_of_data(own["dataset"]), None)
     most = _maximum(own["collate_fn"])
     if found is None:
         return None if most is None else SampleLengths(f"the collator's {most[0]}", most[1], 0)
@@ -114,22 +115,19 @@ def lengths_of(iterator: object) -> SampleLengths | None:
     if most is not None and most[1] < longest:
         source, longest = f"{source}, truncated to the collator's {most[0]}", most[1]
         tail = [min(one, longest) for one in tail]
-    from_sampler = any(lengths is one for _, one in _of_samplers(own["index_sampler"]))
     return SampleLengths(
         source,
         longest,
         len(lengths),
         tuple(tail),
         _is_of_torch(own, "RandomSampler", "DistributedSampler"),
-        from_sampler
+        of_sampler is not None
         or _is_of_torch(own, "RandomSampler", "DistributedSampler", "SequentialSampler"),
     )
 
 
-def _all_lengths(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the lengths that a loader's samplers and its data set tell, with their sources."""
-    yield from _of_samplers(own["index_sampler"])
-    data = own["dataset"]
+def _of_data(data: object) -> Iterator[tuple[str, Any]]:
+    """Yield the lengths that a data set tells, with their sources."""
     for found in (_of_columns(data), _of_list(data)):
         if found is not None:
             yield found
@@ -137,6 +135,7 @@ def _all_lengths(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_samplers(sampler: object) -> Iterator[tuple[str, Any]]:
+    """Yield the lengths that a sampler and the samplers within it tell, with their sources."""
     for _ in range(_DEPTH):
         yield from _of_attributes(sampler)
         inner = instance_dict(sampler) or {}

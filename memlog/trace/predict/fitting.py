@@ -340,17 +340,7 @@ def plan_steps(
 
     ``batch`` is the size of the whole batch; ``None``: unknown.
     """
-    made = replace(
-        chosen,
-        parts=1,
-        checkpointed=(),
-        autocast=False,
-        one_by_one=False,
-        on_host=False,
-        optimizer="",
-        sharded=None,
-        parameters_on_host=False,
-    )
+    made = type(chosen)()
     said = as_it_is
     for name in ("", *_ORDER):
         if name:
