@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 
 from memlog.events import LOST_CONNECTION, Status
 from memlog.oom.exit_calls import exiting
@@ -67,6 +71,44 @@ def finish_with_the_child(finish: Callable[[Status], None]) -> None:
     from multiprocessing.util import Finalize  # noqa: PLC0415 - already imported in such a child
 
     Finalize(None, lambda: finish(status_of(sys.exc_info()[1])), exitpriority=100)
+    _finish_with_the_pool(finish)
+
+
+def _finish_with_the_pool(finish: Callable[[Status], None]) -> None:
+    """Call ``finish`` if this is a worker of a ``Pool`` that is ended while it waits for a task.
+
+    ``with Pool() as pool:`` ends the workers by SIGTERM when all tasks are done. Without a handler, the run
+    of a training that is complete would count as killed. A worker that is ended within a task, and one with
+    a handler of the program's, end as before.
+    """
+    if (
+        "multiprocessing.pool" not in sys.modules
+        or threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        return
+    import inspect  # noqa: PLC0415 - torch has loaded it, `import memlog` need not
+    from multiprocessing.pool import worker  # type: ignore[attr-defined] # noqa: PLC0415 - loaded already
+
+    def calls_until_the_pools_loop(frame: FrameType | None) -> list[str] | None:
+        """Return the modules of the calls made by the loop, inner first; ``None`` outside of the loop."""
+        modules: list[str] = []
+        while frame is not None and frame.f_code is not worker.__code__:
+            modules.append(str(frame.f_globals.get("__name__")))
+            frame = frame.f_back
+        return None if frame is None else modules
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        modules = calls_until_the_pools_loop(frame)
+        if modules is None:
+            return  # the loop has ended, so the finalizers are running: the process ends after `finish`
+        if all(module.startswith("multiprocessing.") for module in modules):
+            finish("finished")
+        os.kill(os.getpid(), number)
+
+    if calls_until_the_pools_loop(inspect.currentframe()) is not None:
+        signal.signal(signal.SIGTERM, end)
 
 
 def _is_cancelled(error: BaseException) -> bool:

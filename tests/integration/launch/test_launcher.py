@@ -161,6 +161,54 @@ def test_a_child_process_that_trains_has_a_run_of_its_own(
     assert sorted(runs) == [*children, *parents]
 
 
+POOL = (
+    TRAIN
+    + """
+    import multiprocessing
+    import sys
+    import time
+    from pathlib import Path
+
+    def work(steps):
+        train(steps)
+        return steps
+
+    def hang(steps):
+        train(steps)
+        Path("trained").touch()
+        time.sleep(300)
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+            if sys.argv[2] == "work":
+                pool.map(work, [3, 3, 3, 3], chunksize=1)
+            else:
+                pool.map_async(hang, [3])
+                while not Path("trained").exists():
+                    time.sleep(0.05)
+"""
+)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_pool_that_ends_its_waiting_workers_by_a_signal_ends_finished_runs(
+    tmp_path: Path, method: str
+) -> None:
+    """``with Pool()`` sends SIGTERM to its workers; only one that is within a task is killed."""
+    write(tmp_path, POOL)
+    launch(tmp_path, PYTHON, "train.py", method, "work")
+    runs = recorded(tmp_path / "memlog_runs")
+    assert sum(len(run.steps) for run in runs) == 12
+    assert {run.status for run in runs} == {"finished"}
+
+
+def test_a_pools_worker_that_is_ended_within_a_task_has_no_end(tmp_path: Path) -> None:
+    """So the reader of the run tells that it was killed."""
+    write(tmp_path, POOL)
+    launch(tmp_path, PYTHON, "train.py", "fork", "hang")
+    assert [run.status for run in recorded(tmp_path / "memlog_runs")] == [None]
+
+
 def test_a_process_that_only_publishes_is_recorded(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -35,6 +35,7 @@ from memlog.reports.summary import summarize
 from memlog.reports.worst_step import WorstStep, read_worst_step
 from memlog.trace.predict import advise
 from memlog.tracer import torch_private
+from memlog.tracer.schedule.budget import SPACING
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
 
@@ -115,8 +116,8 @@ def test_a_run_that_ends_before_all_optimizers_were_seen_twice_says_so() -> None
 
 
 def test_a_short_run_is_traced_twice_once_with_the_optimizers_state() -> None:
-    """Further traces would cost more than the run has earned: it has earned a few milliseconds."""
-    outcome = trained(Single, iterations=34, budget=0.01)
+    """The run ends before there are enough steps without tracing for a third trace."""
+    outcome = trained(Single, iterations=SPACING)
     assert [trace.step for trace in outcome.traces] == [0, 2]
     assert outcome.kept.event.step == 2
     assert advise(outcome.kept.trace).traced_peak == outcome.kept.event.peak
