@@ -8,7 +8,7 @@ dictionary and its values alive. Therefore, up to Python 3.12:
 * No function is read while a trace function is set, because Python may then write the dictionary back into
   the variables.
 * The caller must not read functions of other threads unless they show no sign of a trace function
-  (`memlog.leaks.variable_paths.running_frames`). Another thread's trace function can't be asked for.
+  (`memlog.leaks.owner_chain.running_frames`). Another thread's trace function can't be asked for.
 """
 
 from __future__ import annotations

@@ -17,10 +17,9 @@ from torch.utils.data import Dataset
 
 from memlog._internal.inert_access import container_base, container_length, instance_dict, is_kind
 from memlog.leaks import assignment_lines
-from memlog.leaks.containers import filled, newest_elements, oldest_element
-from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.containers import ElementWeight, filled, newest_elements, oldest_element
 from memlog.leaks.live_tensors import VIEWS, gradient_of
-from memlog.leaks.owner_chain import Chain
+from memlog.leaks.owner_chain import Chain, NamePath, follow
 from memlog.leaks.owner_text import (
     HOOKS,
     PYPLOT_FIGURES,
@@ -28,10 +27,9 @@ from memlog.leaks.owner_text import (
     describe,
     describe_container,
     is_queue,
+    program_files,
 )
-from memlog.leaks.program_files import program_files
 from memlog.leaks.program_walk import buffer_bytes, is_buffer, is_state_of
-from memlog.leaks.variable_paths import Path, follow
 
 _OFTEN: Final = 0.75
 """If less than this part of the memory came at rises at which a container grew, memory rises without it. It
@@ -187,7 +185,7 @@ class Grower(NamedTuple):
 class Candidate(NamedTuple):
     """A container that may grow with the memory, and its readings, one after each rise."""
 
-    path: Path
+    path: NamePath
     readings: list[RiseReading]
     is_replaced_first: bool
 
@@ -473,7 +471,7 @@ def _is_regular(gaps: list[int], gains: list[int]) -> bool:
     return mean < FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
 
 
-def _group(path: Path, chain: Chain) -> object:
+def _group(path: NamePath, chain: Chain) -> object:
     container, *owners = chain.objects[::-1]
     kind, name = path.hops[-1] if path.hops else ("", "")
     if kind == "item":

@@ -1,4 +1,4 @@
-"""Search for the holders of growing memory, such as variables and containers, over some steps of training.
+"""Search for the holders of growing memory over some steps of training, and the report on what they hold.
 
 1. Watch the storages that a few whole iterations make. An iteration lasts from the end of one optimizer step
    to the end of the next.
@@ -13,20 +13,33 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.containers import Census
-from memlog.leaks.frame_variables import all_objects
-from memlog.leaks.growing_tensors import SizesAtEnds
-from memlog.leaks.holder_report import HolderReport
-from memlog.leaks.holders import Holder
-from memlog.leaks.known_models import KnownModels
-from memlog.leaks.python_memory import AllocationTrace
+from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
+from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing, newest_elements
+from memlog.leaks.holders import Held, Holder, addition, holder_of, with_equals_joined
+from memlog.leaks.live_tensors import (
+    VIEWS,
+    KnownModels,
+    LiveTensors,
+    gradients_with_graph,
+    is_scalar,
+    shown_bytes,
+    views_of,
+)
+from memlog.leaks.other_causes import AllocationTrace, SizesAtEnds
+from memlog.leaks.owner_chain import Chain, OwnerSearch
+from memlog.leaks.owner_text import Owner, describe, describe_container
+from memlog.leaks.process_objects import all_objects
 from memlog.leaks.time_budget import TimeBudget
-from memlog.leaks.watched_storages import StorageWatch, may_watch
+from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage, may_watch
 
 WATCHED: Final = 4
 """Number of iterations whose storages are watched."""
@@ -202,3 +215,354 @@ class HolderSearch:
             self._budget.take(slower_by)
             self.stop()
         trace.step_ended()
+
+
+_MAX_TARGETS: Final = 16
+"""Maximum number of graphs whose owners memlog searches for. The same limit applies to sites and to
+containers. memlog takes those that keep or gain the most bytes."""
+_MAX_VIEWS: Final = 4
+"""memlog searches for the owners of at most this number of tensors per storage."""
+_MAX_SHARERS: Final = 64
+"""Maximum length of `_Target.sharers`."""
+_MAX_HOLDERS: Final = 5
+_SPREAD: Final = 0.4
+"""A graph with nodes over this part of the watched iterations is of several of them."""
+_MAX_MEASURED: Final = 200
+"""Maximum number of containers whose elements are measured."""
+_MAX_ELEMENTS: Final = 1000
+"""Maximum number of elements of one container that are looked up."""
+_LEAST: Final = 64.0
+"""If an owner gains fewer bytes per step than this, it is not reported."""
+_SEVERAL: Final = 2
+"""Storages show growth of their owner only if at least this number of watched iterations made them."""
+
+
+class _Target(NamedTuple):
+    """Group of similar graphs, or of similar storages, whose owner memlog searches for.
+
+    Graphs are similar if they have the same last operation and the same number of nodes. Storages are similar
+    if they were made at the same `Site`.
+
+    ``spans`` is true for one graph that has tensors of several iterations: it grows, although its owner's
+    container does not. ``holders`` are tensors or one autograd node. The first owner that memlog finds for a
+    holder is the owner of the group. ``sharers`` are other tensors and nodes whose graphs have nodes in
+    common with a holder's graph. The other fields have the same meanings as in `Held`.
+    """
+
+    holders: list[Any]
+    storages: dict[int, WatchedStorage]
+    sizes: dict[int, int]
+    nodes: int = 0
+    traceback_bytes: int = 0
+    is_gradient: bool = False
+    sharers: Sequence[Any] = ()
+    spans: bool = False
+    are_views: bool = False
+
+
+class _Measured(NamedTuple):
+    """A container that grows, with the bytes of objects and of storages that it gains per step."""
+
+    growth: ContainerGrowth
+    objects: float
+    storages: float
+
+
+class HolderReport:
+    """One search for the owners of storages that are still alive after the watched iterations.
+
+    ``watch`` has recorded the new storages of the watched iterations. ``censuses`` were taken before and
+    after the watched iterations. ``normal`` has the parameters and optimizers that existed at the first
+    census. ``steps`` is the number of steps since the first census.
+    """
+
+    def __init__(
+        self,
+        watch: StorageWatch,
+        censuses: Sequence[Census],
+        normal: KnownModels,
+        steps: int,
+        budget: TimeBudget,
+    ) -> None:
+        self._watch = watch
+        self._steps = max(1, steps)
+        self._iterations = max(1, watch.iteration)
+        self._budget = budget
+        ours = {id(census.lengths) for census in censuses}
+        self._objects = all_objects()
+        grown = growing(self._objects, censuses, budget)
+        self._grown = [one for one in grown if id(one.container) not in ours]
+        self._growing = frozenset(id(one.container) for one in self._grown)
+        # Containers that the watched iterations made are left out. Such a container, for example a batch's
+        # dictionary, can be an element of a container that grows.
+        self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
+        self._huge = censuses[-1].huge
+        self._parameters = normal.parameters(self._objects, budget)
+        self._usual = usual = normal.storages(self._parameters)
+        self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
+        self._own: set[int] = set()
+        """Watched storages of tensors that the program keeps, not only their graphs."""
+        self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
+
+    def holders(self) -> tuple[Holder, ...]:
+        """Return descriptions of the owners, the fastest growth first. Call this method only once."""
+        try:
+            return self._find()
+        finally:
+            # The list contains this report. This reference cycle would keep all objects alive.
+            self._objects.clear()
+
+    def _find(self) -> tuple[Holder, ...]:
+        graphs = self._graph_targets()
+        targets = [*graphs, *self._tensor_targets(graphs)]
+        containers = self._measured_containers()
+        own: list[Any] = [self._objects, self._parameters, self._grown, containers, targets, graphs]
+        own += [*self._tensors.own, *self._grown, *containers, *targets]
+        own += [each for one in targets for each in (one.holders, one.sharers)]
+        search = OwnerSearch(self._budget, own, self._growing)
+        held = self._held(search, targets)
+        held = with_equals_joined(self._with_containers(search, containers, held))
+        held = [one._replace(part=self._part(one)) for one in held]
+        largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
+        return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
+
+    def _part(self, held: Held) -> float:
+        gained = self._steps if held.growth is None else held.growth.gained
+        watched = len({one.iteration for one in held.storages.values()})
+        if not watched or gained >= self._steps:
+            return 1.0
+        return min(1.0, (gained / self._steps) / (watched / self._iterations))
+
+    def _graph_targets(self) -> list[_Target]:
+        """Return a `_Target` for each group of similar graphs that the watched iterations made."""
+        first, end = self._watch.first_node, self._watch.end_node
+        if first is None or end is None:
+            return []
+        gradients = gradients_with_graph(self._parameters)
+        self._tensors.add_roots(gradients, first)
+        ours = {id(gradient) for gradient, _ in gradients}
+        sorts: defaultdict[tuple[str, int], list[KeptGraph]] = defaultdict(list)
+        for graph in GraphWalk(first, end, self._budget).graphs(self._tensors):
+            sorts[graph.operation, graph.nodes].append(graph)
+        found = []
+        for graphs in sorts.values():
+            sizes = {
+                key: size
+                for graph in graphs
+                for key, size in graph.storages.items()
+                if key not in self._usual
+            }
+            holder = graphs[len(graphs) // 2].holder
+            watched = {key: self._alive[key] for key in sizes if key in self._alive}
+            nodes = sum(graph.nodes for graph in graphs)
+            traces = sum(graph.traceback_bytes for graph in graphs)
+            sharers = graphs[0].sharers[:_MAX_SHARERS] if len(graphs) == 1 else ()
+            # A backward pass frees what the nodes have saved, so the nodes themselves tell, too.
+            spans = any(
+                graph.spread >= _SPREAD or self._recurs(self._watched(graph)) for graph in graphs
+            )
+            found.append(
+                _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers, spans)
+            )
+        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _watched(self, graph: KeptGraph) -> list[WatchedStorage]:
+        return [self._alive[key] for key in graph.storages.keys() & self._alive.keys()]
+
+    def _tensor_targets(self, graphs: list[_Target]) -> list[_Target]:
+        """Return a `_Target` for each `Site` whose storages are still alive, and each container of them.
+
+        ``holders`` are tensors of the site's newest storage that has tensors with a Python object. If no
+        storage has such tensors, ``holders`` is empty.
+        """
+        in_graphs = {key for target in graphs for key in target.sizes}
+        sites: defaultdict[tuple[Site, int], dict[int, WatchedStorage]] = defaultdict(dict)
+        containers = self._containers_of_elements()
+        for key, one in self._alive.items():
+            views = self._tensors.by_storage.get(key, ())
+            if views or key not in in_graphs:
+                within = next((containers[id(each)] for each in views if id(each) in containers), 0)
+                sites[one.site, within][key] = one
+        found = []
+        for left in sites.values():
+            known = [key for key in left if key in self._tensors.by_storage]
+            # Take the newest storage. In a linked list, the newest node is usually nearest to a variable.
+            views = self._tensors.by_storage[known[-1]] if known else []
+            sizes = {key: one.size for key, one in left.items()}
+            are_views = bool(known) and _shown_bytes(views) < VIEWS * sizes[known[-1]]
+            found.append(_Target(views[:_MAX_VIEWS], left, sizes, are_views=are_views))
+        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+
+    def _containers_of_elements(self) -> dict[int, int]:
+        """Return the container of each newest element of the containers that grow, by identity."""
+        found: dict[int, int] = {}
+        others = [one for one in self._grown if one.base is not bytearray]
+        for growth in sorted(others, key=lambda one: -one.gained)[:_MAX_MEASURED]:
+            count = min(growth.gained, _MAX_ELEMENTS)
+            for element in newest_elements(growth.container, growth.base, count):
+                value = element[1] if growth.base is dict else element
+                found[id(value)] = id(growth.container)
+        return found
+
+    def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
+        chains = self._chains(search, targets)
+        groups: dict[object, Held] = {}
+        taken: set[int] = set()
+        unknown = []
+        pairs = list(zip(targets, chains, strict=True))
+        named = [one for one, chain in pairs if chain is not None and not one.nodes]
+        self._own = {key for one in named for key in one.sizes}
+        for target, chain in pairs:
+            if chain is None and not target.is_gradient:
+                unknown.append(target)
+                continue
+            owner = None if chain is None else describe(chain, self._growing)
+            if owner is not None and target.sharers:
+                owner = self._carrier(search, owner, target.sharers)
+            if owner is None or self._may_grow(owner, target):
+                self._join(groups, owner, target, taken)
+            else:
+                taken.update(target.sizes)
+        for target in unknown:
+            left = {key: one for key, one in target.storages.items() if key not in taken}
+            if self._recurs(left.values()):
+                self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
+        cycles, short = self._watch.cycles_made_at, search.cut_short
+        return [
+            one._replace(cut_short=short, cycles_made_at="" if one.owner else cycles)
+            for one in groups.values()
+        ]
+
+    def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
+        """Return the variable to which the program adds in each step: ``owner`` or the owner of a sharer.
+
+        If no such variable is found, return ``owner``. In a loop with ``out, state = cell(x, state)``, the
+        result is ``state``, even if ``owner`` is ``out``.
+        """
+        if self._growth_of(owner) is not None or addition(owner) is not None:
+            return owner
+        chains = [one for one in search.chains(sharers) if one is not None]
+        owners = (describe(chain, self._growing) for chain in reversed(chains))
+        return next((one for one in owners if addition(one) is not None), owner)
+
+    def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
+        """Return each target's chain of owners; ``None`` for a target without a chain.
+
+        If no tensor of the target has a chain, use the chain of a numpy array that shares memory with a
+        tensor.
+        """
+        objects = [one for target in targets for one in target.holders]
+        found = dict(zip(map(id, objects), search.chains(objects), strict=True))
+        named = {
+            key
+            for target in targets
+            if any(found[id(one)] is not None for one in target.holders)
+            for key in target.sizes
+        }
+        left = [
+            one
+            for target in targets
+            if not named.issuperset(target.sizes)
+            for one in target.holders
+        ]
+        if left:
+            arrays = views_of(self._objects, left, self._huge, self._budget)
+            samples = [views[0] for views in arrays.values()]
+            found |= dict(zip(arrays, search.chains(samples), strict=True))
+        return [
+            next((found[id(one)] for one in target.holders if found[id(one)] is not None), None)
+            for target in targets
+        ]
+
+    def _may_grow(self, owner: Owner, target: _Target) -> bool:
+        """Return whether an owner can hold more with each step."""
+        if any(id(one) in self._growing for one in owner.containers):
+            return True
+        if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
+            return (
+                target.spans
+            )  # the owner's container, such as a ring buffer, is old and has not grown
+        return bool(target.nodes) or self._recurs(target.storages.values())
+
+    def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
+        """Return whether the storages were made in several iterations."""
+        made = {one.iteration for one in storages}
+        return len(made) >= min(_SEVERAL, self._iterations)
+
+    def _join(
+        self, groups: dict[object, Held], owner: Owner | None, target: _Target, taken: set[int]
+    ) -> None:
+        """Add a target's memory to the group of ``owner``.
+
+        Storages in ``taken`` are counted already, so they are left out. The new storages are added to
+        ``taken``.
+        """
+        key: object = target.is_gradient
+        if owner is not None:
+            key = id(owner.container) if owner.container is not None else owner.expression
+            if owner.root.kind == "cycle":
+                key = owner.root
+        sizes = {**{key: one.size for key, one in target.storages.items()}, **target.sizes}
+        new = {key: size for key, size in sizes.items() if key not in taken}
+        taken.update(new)
+        before = groups.get(key) or Held(owner, self._growth_of(owner), self._iterations)
+        groups[key] = before._replace(
+            storages={**before.storages, **target.storages},
+            sizes={**before.sizes, **new},
+            own_bytes=before.own_bytes + sum(new[key] for key in new.keys() & self._own),
+            nodes=before.nodes + target.nodes,
+            traceback_bytes=before.traceback_bytes + target.traceback_bytes,
+            is_gradient=before.is_gradient or target.is_gradient,
+            scalar=before.scalar or any(map(is_scalar, target.holders)),
+            are_views=before.are_views or target.are_views,
+        )
+
+    def _growth_of(self, owner: Owner | None) -> ContainerGrowth | None:
+        if owner is None or owner.container is None:
+            return None
+        return next((one for one in self._grown if one.container is owner.container), None)
+
+    def _measured_containers(self) -> list[_Measured]:
+        """Return the containers that grow, each with its gain per step, the largest gain first."""
+        largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
+        measured = []
+        for growth in largest:
+            size, rate = element_size(growth, self._budget), growth.gained / self._steps
+            measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
+        measured = [one for one in measured if one.objects + one.storages >= _LEAST]
+        measured.sort(key=lambda one: -one.objects - one.storages)
+        return measured[:_MAX_TARGETS]
+
+    def _with_containers(
+        self, search: OwnerSearch, containers: list[_Measured], held: list[Held]
+    ) -> list[Held]:
+        """Return ``held`` with ``element_rate`` set. Add an item for each container that has none yet.
+
+        If the owner of a container is unknown, the container gets no item.
+        """
+        measured = {id(one.growth.container): one for one in containers}
+        found = []
+        for one in held:
+            container = None if one.owner is None else one.owner.container
+            known = measured.pop(id(container), None)
+            found.append(one._replace(element_rate=0.0 if known is None else known.objects))
+        left = list(measured.values())
+        chains = search.chains([gain.growth.container for gain in left])
+        for gain, chain in zip(left, chains, strict=True):
+            if chain is not None and chain.root.kind != "cycle":
+                owner = describe_container(chain)._replace(between=(), above=chain.objects[:-1])
+                rate = gain.objects + gain.storages
+                found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
+        return found
+
+
+def _weight(target: _Target) -> int:
+    return sum(target.sizes.values()) + target.nodes + target.traceback_bytes
+
+
+def _shown_bytes(tensors: list[Any]) -> int:
+    """Return the bytes of tensors' elements. A tensor that only its views keep does not count."""
+    kind: Any = torch._C.TensorBase
+    with torch._C.DisableTorchFunction():
+        bases = {id(kind._base.__get__(one)) for one in tensors}
+        return sum(shown_bytes(one) for one in tensors if id(one) not in bases)

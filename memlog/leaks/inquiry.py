@@ -25,16 +25,16 @@ from memlog.events import (
 from memlog.facts.detector import FREE_LISTS
 from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
-from memlog.leaks.elimination import (
+from memlog.leaks.holders import Holder, per_step
+from memlog.leaks.other_causes import (
     Figures,
     between_free_memory,
     cause_by_elimination,
+    cause_in_traces,
     figures,
 )
-from memlog.leaks.holders import Holder, per_step
-from memlog.leaks.periodic_inquiry import LASTING, PeriodicInquiry
+from memlog.leaks.periodic_search import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import EarnedTime, seconds_allowed
-from memlog.leaks.traced_state import cause_in_traces
 from memlog.probes.free_memory import device_free, host_free
 
 if TYPE_CHECKING:

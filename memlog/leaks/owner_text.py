@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -16,13 +17,16 @@ import torch
 from memlog._internal.frame_locals import local_variables
 from memlog._internal.inert_access import (
     attribute_name,
+    class_namespace,
     container_base,
     instance_dict,
     is_kind,
     key_of,
+    module_file,
     type_name,
 )
 from memlog.leaks.owner_chain import Chain, Root
+from memlog.tracer.attribution.calling_lines import CallingLines
 
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module. A program reads their values as attributes of the module."""
@@ -309,3 +313,22 @@ def _last_name(expression: str) -> str:
         name = name[: name.rfind("[")]
     name = name.rpartition(".")[2]
     return name if name.isidentifier() else ""
+
+
+def program_files(owner: Owner) -> list[str]:
+    """Return source files of the program, the likeliest first.
+
+    These files define the classes of the objects in ``owner.above``, the function or module of
+    ``owner.root``, and the functions that are running now.
+    """
+    lines = CallingLines()
+    modules = (class_namespace(type(one)).get("__module__") for one in reversed(owner.above))
+    files = [*map(module_file, modules), owner.root.file, *_running_files()]
+    return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]
+
+
+def _running_files() -> Iterator[str]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back

@@ -10,7 +10,7 @@ from memlog._internal.inert_access import is_kind, type_name
 from memlog._internal.units import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.growers import FREQUENT, Grower, is_training_state, length_of, newest_of, owner_of
-from memlog.leaks.holder_text import (
+from memlog.leaks.holders import (
     ALSO,
     FILLS,
     FOR_LIMIT,
@@ -18,6 +18,9 @@ from memlog.leaks.holder_text import (
     FOR_VIEWS,
     GRAPH_OF_STEP,
     REMEDIES,
+    Confidence,
+    Holder,
+    HolderKind,
     addition,
     also_tensors,
     cached_at,
@@ -27,7 +30,6 @@ from memlog.leaks.holder_text import (
     remedy_for_owner,
     without_graph,
 )
-from memlog.leaks.holders import Confidence, Holder, HolderKind
 from memlog.leaks.live_tensors import is_scalar
 from memlog.leaks.owner_text import Owner
 

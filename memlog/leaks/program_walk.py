@@ -42,9 +42,8 @@ from memlog._internal.inert_access import (
 )
 from memlog.leaks.containers import filled
 from memlog.leaks.live_tensors import tensor_storage
-from memlog.leaks.owner_text import PYPLOT_FIGURES
-from memlog.leaks.variable_paths import (
-    Path,
+from memlog.leaks.owner_chain import (
+    NamePath,
     Start,
     find_suspended,
     identity_of,
@@ -53,6 +52,7 @@ from memlog.leaks.variable_paths import (
     suspended,
     variables_of,
 )
+from memlog.leaks.owner_text import PYPLOT_FIGURES
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _SLICE: Final = 0.003
@@ -91,7 +91,7 @@ _Link = tuple[Any, Any]
 class Grown(NamedTuple):
     """A container that is longer than in an earlier walk, or a tensor or an array that is larger."""
 
-    path: Path
+    path: NamePath
     before: int
     now: int
     is_replaced: bool

@@ -1,15 +1,39 @@
-"""Search for gradients that a program computes, or prepares to compute, and never uses."""
+"""Search for gradients that a program computes, or prepares to compute, and never uses.
+
+Autograd adds to such a gradient in each backward pass, and nothing clears or uses it. A gradient counts as
+unowned if all of this is true:
+
+- No existing ``torch.optim.Optimizer`` has the gradient's parameter.
+- In a few watched iterations, no operation outside a backward pass reads or writes the gradient, except
+  operations that compute or clip a norm. This condition excludes training loops that update parameters
+  themselves.
+- Dozens of steps later, the gradient is still the same tensor. Per step, torch has
+  not counted more in-place changes than in the watched iterations. So nothing has cleared the gradient.
+- A few more watched iterations give the same result.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Event, Finding
-from memlog.leaks.unowned_gradients import UnownedGradients
-from memlog.leaks.unused_graphs import UnusedGraphs
-from memlog.leaks.watched_storages import may_watch
+from memlog._internal.inert_access import bases, instance_dict
+from memlog._internal.units import MIB, format_bytes
+from memlog.events import Event, Finding, now_us
+from memlog.leaks.autograd_graphs import UnusedGraphs
+from memlog.leaks.live_tensors import storage_of, tensor_storage
+from memlog.leaks.owner_chain import OwnerSearch
+from memlog.leaks.owner_text import describe
+from memlog.leaks.process_objects import KindTable, all_objects
+from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.watched_storages import StorageMode, may_watch, plain_tensors
+from memlog.tracer import torch_private
+from memlog.tracer.hooks.deferred_removal import remove_when_possible
 
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
@@ -88,3 +112,247 @@ class WastedGradients:
         if finding is not None:
             self._publish(finding)
         return finding is not None
+
+
+_WATCHED: Final = 3
+"""Number of iterations that are watched without a pause. After a pause, this number of iterations is watched
+again."""
+_BETWEEN: Final = 24
+"""Minimum number of steps in the pause between the two groups of watched iterations."""
+_LEAST_BYTES: Final = MIB
+_LEAST_SHARE: Final = 0.02
+"""Fraction of the bytes of all parameters' gradients. If the unowned gradients take less than this fraction,
+or less than `_LEAST_BYTES`, the search does not go on."""
+_SECONDS: Final = 0.5
+"""Maximum processor seconds for one pass over all objects, or for the search for owners."""
+_NAMED: Final = 8
+"""Maximum number of parameters whose owners are searched for: those with the largest gradients."""
+_MAX_TENSORS: Final = 20_000
+"""Maximum number of values that are looked at in the arguments of one operation."""
+_PASSIVE: Final = frozenset(
+    ("detach", "alias", "view", "norm", "linalg_vector_norm", "_foreach_norm", "mul_", "_foreach_mul_")
+)  # fmt: skip
+"""Operations that do not count as use of a gradient. They compute a norm, clip a norm, or make a view. Any
+other operation on a view of the gradient counts as use of the gradient."""
+_base: Any = torch._C.TensorBase
+
+
+class _Gradient(NamedTuple):
+    """A gradient at the end of a step.
+
+    ``parameter`` is an identity, because a weak reference would make ``torch.utils.swap_tensors`` fail.
+    """
+
+    parameter: int
+    storage: int
+    version: int
+    size: int
+
+
+class UnownedGradients:
+    """Search for gradients that no optimizer owns. Call `step_ended` on the training thread."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self._diagnostics = diagnostics
+        self.finding: Finding | None = None
+        self.watching = False
+        self._gradients: dict[int, _Gradient] = {}
+        self._all_bytes = 0
+        self._begun_at = self._ended_at = 0
+        self._per_step = 0.0
+        self._mode: StorageMode | None = None
+
+    @property
+    def pending(self) -> bool:
+        """True if gradients without an owner are still being checked."""
+        return bool(self._gradients)
+
+    def look(self, step: int) -> None:
+        """Look at all parameters at the end of a step.
+
+        If the gradients that no optimizer owns are large enough, begin to watch iterations.
+        """
+        self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
+        self._per_step = 0.0
+        self._watch_if_it_matters(step)
+
+    def step_ended(self, step: int) -> None:
+        if self.watching and step - self._begun_at >= _WATCHED:
+            self._end_watch(step)
+        elif not self.watching and self._gradients and step - self._ended_at >= _BETWEEN:
+            self._gradients = _still(self._gradients, self._per_step * (step - self._ended_at))
+            self._watch_if_it_matters(step)
+
+    def stop(self) -> None:
+        """End the watch. A second call is harmless."""
+        self.watching = False
+        self._gradients = {}
+        self._remove_mode()
+
+    def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
+        """Exclude gradients from the search if an operation outside a backward pass uses them."""
+        del kind, out, inside
+        if torch_private.backward_task() != torch_private.NO_TASK:
+            return
+        if torch_private.operation_name(func) in _PASSIVE:
+            return
+        for tensor in plain_tensors(args, _MAX_TENSORS):
+            self._gradients.pop(storage_of(tensor), None)
+
+    def before_change(self, values: Any) -> None:
+        """Do nothing: a `StorageMode` never calls this method of an observer."""
+
+    def leave(self) -> bool:
+        return self._mode is None or self._mode.leave()
+
+    def _watch_if_it_matters(self, step: int) -> None:
+        if not self._matters():
+            self._gradients = {}
+            return
+        self.watching, self._begun_at = True, step
+        self._mode = StorageMode(self, self._diagnostics)
+        self._mode.begin()
+
+    def _end_watch(self, step: int) -> None:
+        self.watching = False
+        self._remove_mode()
+        is_second = self._per_step > 0
+        before = self._gradients
+        self._gradients = _still(before, float("inf"))
+        if not self._matters():
+            self._gradients = {}
+            return
+        rises = [one.version - before[key].version for key, one in self._gradients.items()]
+        self._per_step = max(rises) / (step - self._begun_at)
+        self._ended_at = step
+        if is_second:
+            self.finding = self._finding(step)
+            self._gradients = {}
+
+    def _remove_mode(self) -> None:
+        if self._mode is not None:
+            self._mode.stop_observing()
+            remove_when_possible(self)
+
+    def _matters(self) -> bool:
+        size = sum(one.size for one in self._gradients.values())
+        return size >= max(_LEAST_BYTES, _LEAST_SHARE * self._all_bytes)
+
+    def _finding(self, step: int) -> Finding:
+        largest = sorted(self._gradients.values(), key=lambda one: -one.size)
+        size = sum(one.size for one in largest)
+        wanted = {one.parameter for one in largest[:_NAMED]}
+        budget = TimeBudget(_SECONDS)
+        with budget.running():
+            parameters, _ = _parameters_and_optimizers(budget)
+        name, place = _name([one for one in parameters if id(one) in wanted])
+        what = f"Parameters of `{name}`{place}" if name else "Parameters"
+        return Finding(
+            time_us=now_us(),
+            step=step,
+            kind="unowned_gradients",
+            title=f"{what} get gradients that no optimizer uses or clears: they take {format_bytes(size)} "
+            "and the time to compute them",
+            where=f"`{name}`{place}" if name else None,
+            since_step=None,
+            rate=None,
+            forecast=None,
+            limit=None,
+            evidence=(
+                f"{len(largest)} parameters that require gradients are in no optimizer; until step {step}, "
+                f"backward passes added to the same gradients for at least {_BETWEEN} steps",
+                f"in {2 * _WATCHED} watched iterations, only backward passes used these gradients",
+            ),
+            confidence="high",
+            remedy=_remedy(name),
+        )
+
+
+def _remedy(name: str) -> str:
+    freeze = f"`{name}.requires_grad_(False)`" if name.isidentifier() else "`requires_grad_(False)`"
+    return (
+        f"If it is not to be trained, freeze it ({freeze}) or call it under `torch.no_grad()`; otherwise add "
+        "its parameters to the optimizer."
+    )
+
+
+def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
+    """Return the unowned gradients by their storage's identity. Also return the bytes of all gradients."""
+    with budget.running():
+        parameters, optimizers = _parameters_and_optimizers(budget)
+        owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
+        found = [gradient for one in parameters if (gradient := _gradient_of(one))]
+        size = sum(one.size for one in found)
+        if budget.spent:
+            return {}, size
+    return {one.storage: one for one in found if one.parameter not in owned}, size
+
+
+def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
+    found: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
+    for one, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
+        found[kind].append(one)
+    return found["parameter"], found["optimizer"]
+
+
+def _kind(kind: type) -> str | None:
+    if kind is torch.nn.Parameter:
+        return "parameter"
+    return "optimizer" if any(base is torch.optim.Optimizer for base in bases(kind)) else None
+
+
+def _parameters_of(optimizer: Any) -> Iterable[Any]:
+    groups = (instance_dict(optimizer) or {}).get("param_groups")
+    for group in groups if type(groups) is list else ():
+        parameters = group.get("params") if type(group) is dict else None
+        yield from parameters if type(parameters) is list else ()
+
+
+def _gradient_of(parameter: Any) -> _Gradient | None:
+    gradient = _base.grad.__get__(parameter)
+    if type(gradient) is not torch.Tensor or _base.grad_fn.__get__(gradient) is not None:
+        return None
+    storage = tensor_storage(gradient)
+    if storage is None:
+        return None
+    version = _base._version.__get__(gradient)
+    return _Gradient(id(parameter), storage._cdata, version, storage.nbytes())
+
+
+def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]:
+    """Return the new states of the gradients that are still the same tensors, and have changed in place.
+
+    Leave out a gradient if the number of in-place changes (torch's version) has risen by more than ``most``.
+    """
+    budget = TimeBudget(_SECONDS)
+    with budget.running():
+        parameters, _ = _parameters_and_optimizers(budget)
+    known = {one.parameter for one in gradients.values()}
+    found = {}
+    for now in [_gradient_of(one) for one in parameters if id(one) in known]:
+        before = None if now is None else gradients.get(now.storage)
+        if now is None or before is None or before.parameter != now.parameter:
+            continue
+        if 0 < now.version - before.version <= most:
+            found[now.storage] = now
+    return found
+
+
+def _name(parameters: list[Any]) -> tuple[str, str]:
+    """Return Python code for the object that owns all the parameters, and the place of the object's variable.
+
+    The code is a text such as ``model.encoder``. The place is a text such as "in `main()`", with a space in
+    front. A text is empty if unknown.
+    """
+    budget = TimeBudget(_SECONDS)
+    with budget.running():
+        chains = OwnerSearch(budget, [parameters]).chains(parameters)
+        owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
+        texts = [f"{one.expression}{one.contents}" for one in owners]
+    if not texts or not all(texts):
+        return "", ""
+    parts = [text.split(".")[:-1] or [text] for text in texts]  # without the parameter's own name
+    common = [
+        each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
+    ]
+    return ".".join(common), f" {owners[0].place}" if common and owners[0].place else ""

@@ -24,7 +24,7 @@ from memlog.facts.early_rise import Rise
 from memlog.facts.judge import GrowthNews
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.inquiry import GrowthInquiry
-from memlog.leaks.own_memory import TrainersMemory
+from memlog.leaks.other_causes import TrainersMemory
 from memlog.probes.malloc import read_heap
 
 _HEAP_STEPS = 2

@@ -15,7 +15,7 @@ from memlog.events import (
 )
 from memlog.facts.detector import GrowthDetector
 from memlog.growth.suspicion import Suspicion
-from memlog.leaks.own_memory import TrainersMemory
+from memlog.leaks.other_causes import TrainersMemory
 from memlog.probes.free_memory import host_free
 from memlog.probes.malloc import read_heap
 from support.journals import GIB, MIB, at

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.leaks.frame_variables import running_variables
 from memlog.leaks.holder_search import HolderSearch
+from memlog.leaks.process_objects import running_variables
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.containers import Census
 from memlog.leaks.holder_search import HolderSearch
-from memlog.leaks.numpy_views import views_of
-from memlog.leaks.python_memory import AllocationTrace
+from memlog.leaks.live_tensors import views_of
+from memlog.leaks.other_causes import AllocationTrace
 from memlog.leaks.time_budget import TimeBudget
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]

@@ -27,7 +27,7 @@ from memlog.facts.growth_findings import GrowthFindings, finding_of
 from memlog.growth import Growth
 from memlog.growth.forecast import forecast
 from memlog.growth.suspicion import Suspicion
-from memlog.leaks import own_memory
+from memlog.leaks import other_causes
 from memlog.probes.garbage import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
@@ -256,7 +256,7 @@ def test_garbage_that_has_become_old_is_no_growth(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # This process can have so many objects that the collections of this test take longer than is allowed.
-    monkeypatch.setattr(own_memory, "_COLLECTING", math.inf)
+    monkeypatch.setattr(other_causes, "_COLLECTING", math.inf)
     judge, reports = detector()
     for step in range(steps):
         cycle: list[object] = [bytearray(MIB)]

@@ -7,14 +7,7 @@ from types import FrameType
 
 import pytest
 
-from memlog.leaks import (
-    growers,
-    holder_search,
-    inquiry,
-    periodic_search,
-    program_walk,
-    variable_paths,
-)
+from memlog.leaks import growers, holder_search, inquiry, owner_chain, periodic_search, program_walk
 
 
 @pytest.fixture
@@ -23,7 +16,7 @@ def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
     Their time has no limits: one collection of the garbage of this process can take a tenth of a second.
     """
-    frames, file, name = variable_paths.running_frames, str(request.path), request.module.__name__
+    frames, file, name = owner_chain.running_frames, str(request.path), request.module.__name__
 
     def own() -> list[FrameType]:
         return [one for one in frames() if one.f_code.co_filename == file]
@@ -37,7 +30,7 @@ def only_this_file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         (growers, "_WEIGHING"),
     ):
         monkeypatch.setattr(module, limit, math.inf)
-    monkeypatch.setattr(variable_paths, "running_frames", own)
+    monkeypatch.setattr(owner_chain, "running_frames", own)
     monkeypatch.setattr(program_walk, "running_frames", own)
     monkeypatch.setattr(
         program_walk.ProgramWalk, "_is_program_module", lambda _, module: module == name

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memlog.leaks.elimination import between_free_memory, by_elimination
 from memlog.leaks.holders import Holder
+from memlog.leaks.other_causes import between_free_memory, by_elimination
 
 
 @pytest.mark.parametrize(

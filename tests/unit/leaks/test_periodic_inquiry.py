@@ -16,7 +16,7 @@ from memlog.growth.suspicion import Suspicion
 from memlog.leaks import inquiry
 from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
-from memlog.leaks.traced_state import cause_in_traces
+from memlog.leaks.other_causes import cause_in_traces
 from memlog.tracer import torch_private
 
 pytestmark = pytest.mark.usefixtures("only_this_file")

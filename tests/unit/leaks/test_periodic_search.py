@@ -24,12 +24,12 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from memlog.leaks import growers, periodic_search, program_walk
-from memlog.leaks.element_weight import ElementWeight
+from memlog.leaks.containers import ElementWeight
 from memlog.leaks.holders import Holder
+from memlog.leaks.owner_chain import NamePath, Start, follow
 from memlog.leaks.periodic_search import PeriodicSearch
 from memlog.leaks.periodic_text import holder_of_growth
 from memlog.leaks.program_walk import ProgramWalk
-from memlog.leaks.variable_paths import Path, Start, follow
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 MIB = 2**20
@@ -219,7 +219,7 @@ def test_a_list_with_two_names_is_measured_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys.modules[__name__], "GLOBAL", [Memory().take(1)])
     reading = growers.RiseReading(0, 0, 0, 0)
     candidates = [
-        growers.Candidate(Path(Start("GLOBAL", module), ()), [reading], False)
+        growers.Candidate(NamePath(Start("GLOBAL", module), ()), [reading], False)
         for module in (__name__, "__mp_main__")
     ]
     assert [one.path.start.place for one, _ in growers._measured(candidates)] == [__name__]

@@ -1,4 +1,4 @@
-"""Variables of running functions, and all objects of the process."""
+"""Objects of the process by type, and variables of running functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -22,10 +22,11 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
 from memlog._internal.tracked_objects import tracked_objects
+from memlog.leaks.time_budget import TimeBudget
 
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 """Folder of memlog."""
@@ -109,3 +110,49 @@ def _running_frames() -> Iterator[FrameType]:
             if not is_memlog(frame.f_code):
                 yield frame
             frame = frame.f_back
+
+
+_Kind = TypeVar("_Kind")
+
+
+class KindTable(Generic[_Kind]):
+    """Table that maps types to kinds, and selects objects by the kind of their type.
+
+    ``kind_of`` returns the kind of a type, for example the same kind for all subclasses of ``torch.Tensor``;
+    ``None`` if objects of the type are of no interest.
+
+    Types are compared by identity. They are not hashed, because hashing can run the code of a metaclass.
+    """
+
+    def __init__(self, kind_of: Callable[[type], _Kind | None]) -> None:
+        self._kind_of = kind_of
+        self._seen: dict[int, type] = {}
+        self._kinds: dict[int, _Kind] = {}
+
+    def select_until_spent(
+        self, objects: Sequence[Any], budget: TimeBudget
+    ) -> Iterator[tuple[Any, _Kind]]:
+        """Yield the objects of interest, each with its kind, until the time of ``budget`` is spent."""
+        for batch in budget.batches(objects):
+            yield from self.select(batch)
+
+    def select(self, objects: Sequence[Any]) -> Iterator[tuple[Any, _Kind]]:
+        """Yield the objects of interest, each with its kind."""
+        types = list(map(type, objects))
+        numbers = list(map(id, types))
+        present = dict(zip(numbers, types, strict=True))
+        for number in present.keys() - self._seen.keys():
+            self._add(number, present[number])
+        kinds = self._kinds
+        if present.keys().isdisjoint(kinds):
+            return
+        # Most objects are of no interest. The C function `compress` skips them faster than this loop could.
+        pairs = zip(objects, numbers, strict=True)
+        for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
+            yield one, kinds[number]
+
+    def _add(self, number: int, kind: type) -> None:
+        self._seen[number] = kind
+        found = self._kind_of(kind)
+        if found is not None:
+            self._kinds[number] = found
