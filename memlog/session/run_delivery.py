@@ -111,7 +111,7 @@ class RunDelivery:
     def start_threads(self) -> None:
         if self._sinks:
             # Imported here because few users pass sinks as objects.
-            from memlog.delivery.uploader.user_sinks import deliver_to  # noqa: PLC0415
+            from memlog.delivery.uploader.retrying_worker import deliver_to  # noqa: PLC0415
 
             names = self._settings.backends
             self.threads = deliver_to(self._sinks, self._run, names, self._diagnostics)

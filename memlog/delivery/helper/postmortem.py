@@ -1,4 +1,4 @@
-"""Report on a run that ended badly: a file in the run's folder, and events for every tracker."""
+"""Report on a run that ended badly, with a page of the snapshot: files in the run's folder, and events."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from contextlib import suppress
 from typing import Literal
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.artifacts.journal_store import kept
+from memlog.artifacts.snapshots import parse_snapshot
 from memlog.bus import EventBus
-from memlog.delivery.helper import snapshot_page
 from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
-from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, now_us
+from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, Artifact, now_us
 from memlog.facts.failure import OUT_OF_MEMORY, UNEXPECTED_END, WORKER_KILLED
 from memlog.facts.finding_alerts import FindingAlerts
 from memlog.facts.reading import facts_of
 from memlog.facts.run_fold import RunFold
 from memlog.facts.verdict import of_memory
 from memlog.journal import RunDirectory
-from memlog.journal.artifacts import keep_text
+from memlog.journal.artifacts import keep_text, open_artifact
 from memlog.journal.delivery_state import HelperLock, read_states
 from memlog.ranks.ends import Failure
 from memlog.reports.advice import Prediction
@@ -26,6 +27,7 @@ from memlog.reports.oom_diagnosis import Witness, suspect
 from memlog.reports.postmortem import report
 from memlog.reports.step_ranking import advise_on
 from memlog.reports.worst_step import read_worst_step
+from memlog.trace import exporters
 
 
 def explain(
@@ -101,9 +103,9 @@ def _publish(
         longest = facts.longest_batch
         state.longest = None if longest is None else longest.text
     written = report(state, witness, predicted, diagnostics)
-    if snapshot_page.SNAPSHOT in state.files:
+    if SNAPSHOT in state.files:
         with diagnostics.contained("drawing the allocator's snapshot"):
-            page = snapshot_page.keep_page(run)
+            page = keep_page(run)
             if page is not None:
                 bus.publish(page)
     bus.publish(keep_text(run, written.text, POSTMORTEM_FILE, POSTMORTEM_KIND))
@@ -174,3 +176,37 @@ def _wants_explanation(state: FinalState) -> bool:
     if state.end is None:
         return True
     return state.failure is not None and state.end.status != "finished"
+
+
+SNAPSHOT = "out-of-memory.pickle"
+"""Name of the snapshot that memlog saves at a failed allocation."""
+KIND = "snapshot"
+PAGE = "out-of-memory.html"
+_MAX_BYTES = 256 * 1024**2
+_INTRO = (
+    "Each bar is a frame of the stack that allocated memory, as wide as the bytes that were in use when the "
+    "snapshot was taken."
+)
+
+
+def keep_page(run: RunDirectory) -> Artifact | None:
+    """Write a page of the memory in use in the snapshot.
+
+    Returns:
+        The event that describes the page; ``None`` if the snapshot is missing or too large.
+
+    Raises:
+        SnapshotError: The snapshot is damaged, or holds no allocation.
+        OSError: The page can't be written.
+    """
+    snapshot = next((file for file in kept(run)[::-1] if file.name == SNAPSHOT), None)
+    file = None if snapshot is None else open_artifact(run, snapshot)
+    if file is None:
+        return None
+    with file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        return None
+    graph = exporters.snapshot_graph(parse_snapshot(content, SNAPSHOT), SNAPSHOT)
+    page = exporters.flame_page(graph.document, intro=_INTRO, holder="innermost frame")
+    return None if page is None else keep_text(run, page, PAGE, KIND)

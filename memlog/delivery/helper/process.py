@@ -26,13 +26,18 @@ from memlog._internal.redact import bare_address, without_credentials
 from memlog.bus import EventBus
 from memlog.delivery.helper import protocol
 from memlog.delivery.helper.judging import HelperJudge
-from memlog.delivery.helper.line_reader import LineReader, NoMessages, StopTime, first_message
 from memlog.delivery.helper.origin import OriginReader
-from memlog.delivery.helper.rank_work import RankWork
+from memlog.delivery.helper.rank_journal import RankWork
 from memlog.delivery.helper.retention import Retention
 from memlog.delivery.helper.run_uploaders import RunUploaders
 from memlog.delivery.helper.sampler import Sampler
-from memlog.delivery.helper.training_process import TrainingProcess
+from memlog.delivery.helper.training_process import (
+    LineReader,
+    NoMessages,
+    StopTime,
+    TrainingProcess,
+    first_message,
+)
 from memlog.delivery.helper.worst_step import WorstStepGraph
 from memlog.delivery.run_report import HelpersReport, make_later
 from memlog.errors import UnwritableDirectoryError

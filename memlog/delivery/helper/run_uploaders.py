@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memlog.delivery.helper.line_reader import StopTime
+from memlog.delivery.helper.training_process import StopTime
 from memlog.events import End
 from memlog.journal import RunDirectory
 from memlog.settings import Settings

@@ -237,6 +237,6 @@ def _cause(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     # Imported here to keep `init` fast: only the message about a killed helper needs this module.
-    from memlog.delivery.helper.exit_watch import signal_name  # noqa: PLC0415
+    from memlog.delivery.helper.training_process import signal_name  # noqa: PLC0415
 
     return signal_name(-code)

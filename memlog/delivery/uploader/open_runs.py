@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 
 import msgspec
 
-from memlog.delivery.uploader.refused_runs import RefusedRuns
+from memlog._internal.redact import without_credentials
+from memlog.delivery.uploader.outbox import OWN
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
-from memlog.journal import Binding, binding_of
-from memlog.journal.delivery_state import UploadState
+from memlog.journal import Binding, RunDirectory, binding_of
+from memlog.journal.delivery_state import HelperLock, UploadState
 from memlog.journal.in_process_state import Claim, ClaimOf
+from memlog.ranks.registration import registration_of
+from memlog.ranks.restarts import steps_ahead
 from memlog.sink import Connection, DescribingSink, Sink, Target, TrackerRun
 
 logger = logging.getLogger("memlog.delivery")
@@ -209,3 +214,146 @@ def _describe(sink: Sink, description: Callable[[str | None], str]) -> None:
         raise
     except Exception:
         logger.exception("a run gets no description")
+
+
+class OwnRun:
+    """memlog's own run in one tracker, for one session.
+
+    Attributes:
+        continues: memlog's id of the training's first session, which opened the run; ``None``: the training
+            was not restarted.
+    """
+
+    def __init__(self, run: RunDirectory, state: UploadState) -> None:
+        self._run = run
+        self._state = state
+        known = registration_of(run)
+        self._before = None if known is None else known.before
+        self.continues = None if self._before is None else self._before.first
+
+    @cached_property
+    def offset(self) -> int:
+        """Number of a step in this session, minus the number of the same step in the tracker's run."""
+        return -steps_ahead(self._run)
+
+    def may_begin(self, *, is_allowed: bool, is_final: bool) -> bool:
+        """Return whether the uploader can send events to memlog's own run now.
+
+        Args:
+            is_allowed: True if the uploader may open memlog's own run; False while the user might still
+                open a run.
+            is_final: True if the journal is complete.
+
+        Raises:
+            TrackerUnavailableError: The journal is complete, but another process still sends the data of the
+                session before the restart.
+        """
+        if self._state.own_run is not None:
+            return True
+        if is_allowed and self._before is not None and not self._has_taken_over(self._before.run):
+            if is_final:
+                raise TrackerUnavailableError(
+                    "the attempt before the restart is still being delivered to the same run"
+                )
+            return False
+        return is_allowed
+
+    def _has_taken_over(self, run_id: str) -> bool:
+        """Take over the run and the alerts of the session before the restart.
+
+        Take over nothing, and return False, if another process still sends that session's data.
+        """
+        before = RunDirectory(self._run.path.parent / run_id)
+        if not before.path.exists():
+            return True
+        with HelperLock(before) as is_free:
+            if is_free:
+                known = UploadState.load(before, self._state.backend)
+                known.continued_by = self._run.id
+                known.save(before)
+                self._state.own_run = known.own_run
+                if OWN in known.outbox.alerts:
+                    # A tracker may show all alerts of a run as one file.
+                    self._state.outbox.alerts[OWN] = known.outbox.alerts[OWN]
+            return is_free
+
+
+RETRY_INTERVAL = 30.0
+"""Minimum seconds between two attempts to deliver to refused runs, while the session goes on."""
+_NAMED = 3
+"""Maximum number of refused runs whose reasons a message lists. The message only counts the others."""
+
+
+class RefusedRuns:
+    """Runs that the tracker of one uploader refuses. The uploader's state has the runs and the reasons.
+
+    ``sync`` is the command that delivers the remaining data. The message (`problem`) contains this command.
+    ``is_replaceable`` returns whether the sink can open a run of its own to replace a refused run.
+    """
+
+    def __init__(
+        self,
+        state: UploadState,
+        sync: str,
+        is_replaceable: Callable[[str | None], bool],
+    ) -> None:
+        self._state = state
+        self._sync = sync
+        self._is_replaceable = is_replaceable
+        self._blocked: set[str] = set()
+        self._retry_at = 0.0
+        self._needed = set(state.refused)
+        self._is_final = False
+
+    def begin(self, *, final: bool) -> None:
+        """Begin a pass over the journal.
+
+        ``final`` is True if the journal is complete. The first such pass tries all refused runs again.
+        """
+        now = time.monotonic()
+        if now >= self._retry_at or (final and not self._is_final):
+            self._blocked.clear()
+            self._retry_at = now + RETRY_INTERVAL
+        self._is_final = final
+        self._needed = set()
+
+    def end(self) -> None:
+        """End a pass over the journal. Forget the refused runs for which the pass found no data."""
+        for key in self._state.refused.keys() - self._needed:
+            self.lift(key)
+
+    def check(self, target: str | None) -> None:
+        """Raise ``RunRefusedError`` if the tracker has refused a target's run and no retry is due."""
+        key = target or OWN
+        if key in self._blocked:
+            self._needed.add(key)
+            raise RunRefusedError(self._state.refused.get(key, "the run was refused"))
+
+    def note(self, target: str | None, error: Exception) -> None:
+        """Block a refused target until the next retry. Store the error's text."""
+        key = target or OWN
+        self._needed.add(key)
+        if key not in self._blocked:
+            self._blocked.add(key)
+            self._state.refused[key] = without_credentials(str(error))
+
+    def lift(self, target: str | None) -> None:
+        """Unblock a target, because the tracker accepts it, or because no data waits for it."""
+        key = target or OWN
+        self._state.refused.pop(key, None)
+        self._blocked.discard(key)
+
+    @property
+    def problem(self) -> str | None:
+        """Message with the reasons, and the command that delivers the data; ``None`` if no run is refused."""
+        reasons = list(self._state.refused.values())
+        if not reasons:
+            return None
+        message = "; ".join(reasons[:_NAMED])
+        if len(reasons) > _NAMED:
+            message += f"; and {len(reasons) - _NAMED:,} more runs like these"
+        exist, own = ("it exists", "a run") if len(reasons) == 1 else ("they exist", "runs")
+        message += f": nothing is lost, `{self._sync}` delivers the rest once {exist} again"
+        if any(self._is_replaceable(key or None) for key in self._state.refused):
+            message += f", or `{self._sync} --own-run` delivers it to {own} of memlog's own"
+        return message

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from memlog.delivery.helper.exit_watch import ExitWatch, _kept_status, _meaning
+from memlog.delivery.helper.training_process import ExitWatch, _kept_status, _meaning
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells how a process ended")
 

@@ -15,7 +15,7 @@ from support.journals import GIB, MadeRun, batch
 from support.sinks import ListTracker
 
 from memlog.delivery.helper.retention import Retention
-from memlog.delivery.uploader.refused_runs import RETRY_INTERVAL
+from memlog.delivery.uploader.open_runs import RETRY_INTERVAL
 from memlog.delivery.uploader.retrying_worker import UploadWorker
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
@@ -142,7 +142,7 @@ def test_a_refused_run_is_asked_for_now_and_then_and_at_the_end(
     sweep: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("memlog.delivery.uploader.refused_runs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("memlog.delivery.uploader.open_runs.time.monotonic", lambda: now[0])
     tracker = ListTracker(deleted={"r0"})
     upload = uploader(sweep, tracker)
     for _ in range(5):
