@@ -18,8 +18,8 @@ from memlog.cli.options import dir_option, json_option, run_argument
 from memlog.cli.output import page, plain, print_json, table
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
+from memlog.facts.levels import among
 from memlog.facts.longest_batch import LongestBatch
-from memlog.facts.traced_steps import among
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports import encode, summarize

@@ -25,7 +25,7 @@ from memlog.cli.advise import print_hints
 from memlog.cli.options import json_option
 from memlog.cli.output import page, plain, print_json, saving_table, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
-from memlog.facts.saving import SavingCost
+from memlog.facts.first_checkpoint import SavingCost
 from memlog.reports import encode
 from memlog.sink import is_installed
 from memlog.trace.predict.fitting import FittingPlan

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from memlog._internal.patterns import lazy_pattern
 from memlog._internal.terminal import one_line
+from memlog.facts.first_checkpoint import SavingCost, saving_rows
 from memlog.facts.run_fold import RunStatus
-from memlog.facts.saving import SavingCost, saving_rows
 
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",

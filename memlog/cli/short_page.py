@@ -24,7 +24,7 @@ from memlog.cli.summary_page import (
     worst_traced,
 )
 from memlog.events import ALLOCATED, HOST_RSS, RESERVED
-from memlog.facts.peaks import Peak
+from memlog.facts.levels import Peak
 from memlog.findings import beyond, evidence_and_remedy
 from memlog.journal import RunDirectory
 from memlog.reports.largest_step import like_another, role, shapes

@@ -24,8 +24,7 @@ from memlog.cli.output import (
     table,
 )
 from memlog.events import ALLOCATED, CGROUP, HOST_RSS, OTHER_PROCESSES, PeakSource
-from memlog.facts.peaks import Peak
-from memlog.facts.traced_steps import among
+from memlog.facts.levels import Peak, among
 from memlog.findings import evidence_and_remedy
 from memlog.reports.largest_step import like_another, role, shapes
 from memlog.reports.schema import (

@@ -35,7 +35,7 @@ from memlog.estimates.plan import plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
-from memlog.facts.saving import SavingCost, saving_costs
+from memlog.facts.first_checkpoint import SavingCost, saving_costs
 from memlog.trace import exporters
 from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise

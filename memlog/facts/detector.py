@@ -31,19 +31,24 @@ from memlog.events import (
     StepInputs,
     readings,
 )
-from memlog.facts.device_series import FRAGMENTED, OF_DEVICES, PRIVATE_POOLS, device_series
-from memlog.facts.process_piles import ProcessPiles, kind_of
-from memlog.facts.untouched_space import UntouchedSpace
+from memlog.facts.growth_findings import (
+    CHILD,
+    CHILDREN_SHARED,
+    FRAGMENTED,
+    FREE_LISTS,
+    OF_DEVICES,
+    PILE,
+    PRIVATE_POOLS,
+    ProcessPiles,
+    UntouchedSpace,
+    device_series,
+    kind_of,
+)
 from memlog.growth import Growth
 from memlog.growth.forecast import forecast
 from memlog.growth.gaps import Gaps, StepLevel
 from memlog.growth.series import LARGER, News, SeriesWatch
 from memlog.growth.suspicion import Suspicion
-
-FREE_LISTS = "host.free_lists"
-CHILD = "child:"
-PILE = "processes:"
-CHILDREN_SHARED = "children.shared_memory"
 
 _HOST_FLOOR = 4 * MIB
 """If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory

@@ -34,10 +34,10 @@ from memlog.events import (
     readings,
 )
 from memlog.facts.allocator_retries import AllocatorRetries
-from memlog.facts.detector import FREE_LISTS, GrowthDetector
+from memlog.facts.detector import GrowthDetector
 from memlog.facts.finding_alerts import FindingAlerts
 from memlog.facts.first_checkpoint import FirstCheckpoint
-from memlog.facts.growth_findings import GrowthFindings
+from memlog.facts.growth_findings import FREE_LISTS, GrowthFindings
 from memlog.facts.longest_batch import finding_of_longest
 from memlog.facts.run_fold import RunFold
 from memlog.facts.run_verdict import RunVerdict

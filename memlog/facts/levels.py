@@ -1,11 +1,29 @@
-"""Memory in use after each step, in bounded memory, and the evidence that it does not grow."""
+"""Memory in use after each step, the evidence that it does not grow, and the run's peaks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
+import msgspec
+
 from memlog._internal.units import MIB, format_bytes
-from memlog.events import ALLOCATED, HOST_ANON, HOST_RSS, Reading
+from memlog.events import (
+    ALLOCATED,
+    HOST_ANON,
+    HOST_PEAKS,
+    HOST_RSS,
+    OTHER_PROCESSES,
+    RESERVED,
+    TREE,
+    Batch,
+    Evaluation,
+    Event,
+    PeakSource,
+    Phase,
+    Reading,
+    Trace,
+)
 from memlog.growth.evidence import FEWEST_LEVELS, Evidence, evidence
 
 _MOST = 512
@@ -223,3 +241,126 @@ class _Levels:
         found = evidence(indexes, [float(level) for _, level in ordered], floor, hidden)
         first = indexes[0] if found.since is None else found.since
         return found._replace(steps=self._last - first + 1)
+
+
+_TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
+"""Priority of a reading's source. Of equal readings, only the reading with the highest priority is kept."""
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest value of one kind of memory over the run."""
+
+    bytes: int | None
+    source: PeakSource | None
+    step: int | None
+    """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
+    evaluation: int | None
+    """Number of the evaluation (call of a loss function) at which the peak was read; ``None``: none."""
+    after_step: bool = False
+    """True if the peak was read after ``step``, as a phase of the program ended."""
+
+    @property
+    def at_step(self) -> str:
+        """Return ``at step 5`` or ``after step 5``; empty if the peak was not read at a step."""
+        preposition = "after" if self.after_step else "at"
+        return "" if self.step is None else f"{preposition} step {self.step:,}"
+
+    @property
+    def place(self) -> str:
+        """Return where in the run the peak was read, such as ``step 5``; empty if that is unknown."""
+        if self.step is not None:
+            return self.at_step.removeprefix("at ")
+        return "" if self.evaluation is None else f"evaluation {self.evaluation:,}"
+
+
+UNKNOWN = Peak(bytes=None, source=None, step=None, evaluation=None)
+
+
+def peak_kind(name: str) -> str:
+    """Return the kind of memory that is shown as the peak of ``name``, such as ``cuda0.allocated``."""
+    return HOST_RSS if name == "host" else name + ALLOCATED
+
+
+class PeakFold:
+    """The highest value of each kind of memory, with its source and its step.
+
+    A kind is one of `HOST_PEAKS`, or a device's: ``<device>.allocated``, ``<device>.reserved`` or
+    ``<device>.other_processes``.
+    """
+
+    def __init__(self) -> None:
+        self._peaks = {HOST_RSS: UNKNOWN, TREE: UNKNOWN}
+        self._has_steps = False
+
+    def expect(self, device: str) -> None:
+        """Add a device's missing kinds of memory, ``allocated`` and ``reserved``, with unknown peaks."""
+        for kind in (device + ALLOCATED, device + RESERVED):
+            self._peaks.setdefault(kind, UNKNOWN)
+
+    def take(self, event: Event, found: Iterable[Reading]) -> None:
+        """Add the readings of one event. If sizes are equal, the `_TRUST` of the source decides."""
+        self._has_steps = self._has_steps or isinstance(event, Batch)
+        after = self._has_steps and isinstance(event, Phase)
+        for each in found:
+            name = each.name
+            if each.device is None and not (name in HOST_PEAKS or name.endswith(OTHER_PROCESSES)):
+                continue
+            size, source = each.highest
+            if size is None:
+                continue
+            peak = self._peaks.get(name, UNKNOWN)
+            if peak.bytes is not None and size < peak.bytes:
+                continue
+            if peak.bytes is None or (size, _TRUST[source]) > (peak.bytes, _TRUST[peak.source]):
+                at = event.evaluation if isinstance(event, Evaluation) else None
+                step = None if at is not None else getattr(event, "step", None)
+                self._peaks[name] = Peak(
+                    bytes=size, source=source, step=step, evaluation=at, after_step=after
+                )
+
+    def of(self, kind: str, otherwise: Peak) -> Peak:
+        return self._peaks.get(kind, otherwise)
+
+    def summary(self) -> dict[str, Peak]:
+        return dict(sorted(self._peaks.items()))
+
+
+WORSE = 1.01
+"""Factor. A step replaces the worst step if the step's peak exceeds the worst peak times the factor. But if
+the worst step is the first traced step, the limit is the worst peak divided by the factor."""
+
+
+class TraceFold:
+    """Number of traced steps, the worst of them, and the newest.
+
+    The worst step is the one whose allocations the run's folder has (`Trace.kept`). If the journal does not
+    tell that, it is the step with the highest peak. An exact peak takes precedence over a peak that is not
+    exact. The first traced step can lack the optimizer's state. So a later step replaces the first traced
+    step even if the later step's peak is slightly lower.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.worst: Trace | None = None
+        self.newest: Trace | None = None
+        self._worst_is_first = False
+
+    def take(self, event: Trace) -> None:
+        self.steps += 1
+        self.newest = event
+        if event.peak is not None and self._is_worse(event, event.peak):
+            self._worst_is_first = self.worst is None
+            self.worst = event
+
+    def _is_worse(self, event: Trace, peak: int) -> bool:
+        worst = self.worst
+        if event.kept is not None:
+            return event.kept or worst is None
+        if worst is None or event.exact != worst.exact:
+            return worst is None or event.exact
+        most = worst.peak or 0
+        return peak > (most / WORSE if self._worst_is_first else most * WORSE)
+
+
+def among(steps: int) -> str:
+    return "the only step that was traced" if steps == 1 else f"the worst of {steps:,} traced steps"

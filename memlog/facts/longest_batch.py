@@ -17,7 +17,7 @@ import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.events import HOST_RSS, RESERVED, TREE, Device, Finding, PeaksBySize, now_us
-from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
+from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 
 _FEWEST = 5
 """Minimum number of different sizes in a fit."""

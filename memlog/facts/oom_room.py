@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from memlog._internal.units import format_bytes
 from memlog.events import DeviceProcess, DeviceState, OutOfMemory
-from memlog.facts import oom_remedies as remedies
 
 CauseKind: TypeAlias = Literal[
     "leak",
@@ -99,7 +98,7 @@ def _limits(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "fraction",
         f"{fraction.clause}, and {others.clause}",
-        (remedies.BOTH, *fraction.remedies, *others.remedies),
+        (BOTH, *fraction.remedies, *others.remedies),
     )
 
 
@@ -142,7 +141,7 @@ def _others(failure: OutOfMemory, least: int) -> Cause | None:
             f"{format_bytes(size)} of the device's {format_bytes(capacity)} are in use outside PyTorch's "
             "allocator of this process",
             (
-                remedies.END_OTHERS,
+                END_OTHERS,
                 "The driver does not tell which processes these are, as inside a container.",
             ),
         )
@@ -160,9 +159,9 @@ def _of_others(processes: Sequence[DeviceProcess]) -> Iterator[str]:
             "DataLoader's workers should return tensors on the CPU."
         )
     if any(each.is_rank for each in processes):
-        yield remedies.OWN_DEVICE
+        yield OWN_DEVICE
     if not processes or not all(each.is_child or each.is_rank for each in processes):
-        yield remedies.END_OTHERS
+        yield END_OTHERS
 
 
 def _holders(state: DeviceState) -> str:
@@ -255,11 +254,11 @@ def _is_of_streams(state: DeviceState, idle: int) -> bool:
 
 def _against_pieces(state: DeviceState, idle: int) -> Iterator[str]:
     if _is_of_streams(state, idle):
-        yield remedies.STREAMS
+        yield STREAMS
     if state.expandable:
-        yield remedies.PAGES
+        yield PAGES
     else:
-        yield f"{remedies.EXPANDABLE} may make most of the {format_bytes(idle)} that no tensor uses usable."
+        yield f"{EXPANDABLE} may make most of the {format_bytes(idle)} that no tensor uses usable."
 
 
 def advice_on_pieces(failure: OutOfMemory) -> Iterator[str]:
@@ -277,10 +276,110 @@ def _pools(failure: OutOfMemory) -> Cause | None:
     if not is_large or state.unused_in_pools < missing(failure):
         return None
     whose = "CUDA graphs' private pools" if state.of_graphs else "private memory pools"
-    advice = (remedies.GRAPHS,) if state.of_graphs else (remedies.MEM_POOL, remedies.GRAPHS)
+    advice = (GRAPHS,) if state.of_graphs else (MEM_POOL, GRAPHS)
     return Cause(
         "private pools",
         f"{whose} hold {format_bytes(state.in_pools)}, which no other allocation can use "
         f"({format_bytes(state.unused_in_pools)} of it are unused)",
         advice,
     )
+
+
+EXPANDABLE = (
+    "`PYTORCH_ALLOC_CONF=expandable_segments:True` (before torch 2.9: `PYTORCH_CUDA_ALLOC_CONF`)"
+)
+
+GRAPHS = (
+    "Graphs that replay in the order of their captures can share one pool: `torch.cuda.graph(second, "
+    "pool=first.pool())`. Fewer graphs, such as for fewer batch sizes, need less."
+)
+
+MEM_POOL = (
+    "Memory of a `torch.cuda.MemPool` serves only allocations under `torch.cuda.use_mem_pool`. Delete the "
+    "pool and its tensors if they are no longer needed; `MemPool(use_on_oom=True)` lets other allocations "
+    "use it before memory runs out."
+)
+
+PINNED = (
+    "PyTorch rounds a block of pinned memory up to a power of two, and keeps freed blocks. Pin fewer or "
+    "smaller tensors, such as with a smaller `prefetch_factor`, or use `DataLoader(pin_memory=False)`. In "
+    "torch 2.13, `PYTORCH_ALLOC_CONF=pinned_max_cached_size_mb:N` neither rounds nor keeps blocks over N MiB."
+)
+
+NO_GRAD = (
+    "Evaluate under `with torch.no_grad():` or `torch.inference_mode()`; `model.eval()` alone does not "
+    "switch gradients off."
+)
+
+STATE = (
+    "A smaller batch does not help here: the optimizer's state has the same size for every batch. Use an "
+    "optimizer with less state (Adam keeps two numbers for each parameter, SGD with momentum one), an 8-bit "
+    "optimizer (a quarter of the bytes), or sharding (FSDP, ZeRO)."
+)
+
+MODEL = (
+    "A smaller batch does not help here: the parameters and buffers alone do not fit. Load them in "
+    "`torch.bfloat16` (half the bytes), use a smaller model, or shard it "
+    "(`torch.distributed.fsdp.fully_shard`). `memlog.estimate` tells what training it takes."
+)
+
+COPY = (
+    "Copy to the host's memory: `{name: value.cpu() for name, value in model.state_dict().items()}`. "
+    "`torch.save(model.state_dict(), path)` needs no copy on the device."
+)
+
+BUCKETS = (
+    "DistributedDataParallel needs its buckets beside the parameters. `torch.distributed.fsdp.fully_shard` "
+    "divides parameters, gradients and optimizer state among the devices. With "
+    "`gradient_as_bucket_view=True` the buckets stay, but the gradients take no memory of their own."
+)
+
+CACHE = (
+    "The cache of keys and values grows with the batch and with each token: generate for fewer sequences at "
+    "once, limit `max_new_tokens`, or use a smaller or quantized cache."
+)
+
+END_OTHERS = (
+    "`nvidia-smi` lists the processes on the device. End those that are not needed, such as a notebook's "
+    "kernel or an earlier run, or train on another device (`CUDA_VISIBLE_DEVICES`)."
+)
+
+OWN_DEVICE = (
+    "Give each rank a device of its own: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before its "
+    "first tensor, and `map_location` for `torch.load`."
+)
+
+EVALUATION = (
+    "A smaller batch for the evaluation, and results moved to the host (`.cpu()`), need less."
+)
+
+BOTH = "Both limits stop this request, so that it needs both of these remedies."
+
+PAGES = (
+    "With expandable segments, the allocator returns only whole pages to the driver (20 MiB for large "
+    "tensors, 2 MiB for small ones), and a tensor that stays alive holds its page. Make the sizes of tensors "
+    "vary less: pad inputs to a few lengths, and make tensors that stay alive before those of the steps."
+)
+
+STREAMS = (
+    "Memory that was allocated on one stream can only be used again on this stream. Allocate large tensors "
+    "on as few streams as possible; `tensor.record_stream(stream)` lets another stream use a tensor safely."
+)
+
+HELD = (
+    "Hold fewer of these tensors on the device at a time: load or compute them later, move them to the host "
+    "(`.cpu()`), or remove those that are no longer needed."
+)
+
+KEPT_GRAPH = (
+    "A graph keeps the activations of its forward pass until `backward()`. To accumulate gradients, call "
+    "`(loss / n).backward()` for each batch in place of one call for the sum. In a recurrent network, "
+    "`hidden.detach()` after some steps ends the graph."
+)
+
+FOR_TEMPORARY = (
+    "A smaller batch does not help here: an optimizer's step needs memory by the size of the parameters. "
+    "`fused=True` or `foreach=False` avoids temporary copies, which torch's optimizers make of all "
+    "parameters of a device by default. An optimizer with less state, an 8-bit optimizer or sharding (FSDP, "
+    "ZeRO) needs less in every step."
+)

@@ -36,17 +36,14 @@ from memlog.events import (
     readings,
 )
 from memlog.facts.detector import CHILD_FLOOR, SAMPLES, GrowthDetector
-from memlog.facts.failure import has_gone_on, is_title
 from memlog.facts.first_checkpoint import KIND, SAVES
-from memlog.facts.growth_findings import confidence_in, finding_of
-from memlog.facts.levels import LevelFold
+from memlog.facts.growth_findings import ProcessPiles, confidence_in, finding_of
+from memlog.facts.levels import LevelFold, PeakFold, TraceFold
 from memlog.facts.longest_batch import LongestBatch, finding_of_longest, longest_batch
-from memlog.facts.peaks import PeakFold
-from memlog.facts.process_piles import ProcessPiles
-from memlog.facts.traced_steps import TraceFold
+from memlog.facts.oom_cause import has_gone_on, is_title
 from memlog.findings import ranked
 from memlog.growth.suspicion import Suspicion
-from memlog.journal import Entry
+from memlog.journal import Entry, RunDirectory
 
 RunStatus: TypeAlias = Literal["running"] | Status
 """Status of a run: how it ended, or ``running``."""
@@ -371,3 +368,12 @@ def owner_of(series: str) -> str:
     """Return ``host``, or the name of the device whose memory the series is, such as ``cuda0``."""
     owner, dot, _ = series.rpartition(".")
     return owner if dot else "host"
+
+
+def facts_of(run: RunDirectory) -> RunFold:
+    """Return the facts about a run, in one pass over its journal."""
+    facts = RunFold(judge=run.end() is None)
+    for file in run.files():
+        for entry in file.read():
+            facts.take_entry(entry)
+    return facts

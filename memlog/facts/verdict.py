@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from memlog._internal.units import format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, Device, Finding
-from memlog.facts.failure import title_with_cause
-from memlog.facts.levels import HOST, doubt, memory_of, unsteady
-from memlog.facts.peaks import UNKNOWN, peak_kind
+from memlog.facts.levels import HOST, UNKNOWN, doubt, memory_of, peak_kind, unsteady
+from memlog.facts.oom_cause import title_with_cause
 from memlog.facts.run_fold import RunFold, RunStatus, owner_of
 from memlog.facts.run_verdict import RunVerdict
 from memlog.findings import after_step, failure_title, joined, of_rank, ranked, sentence

@@ -22,8 +22,7 @@ from memlog.events import (
     Trace,
     now_us,
 )
-from memlog.facts.detector import FREE_LISTS
-from memlog.facts.growth_findings import GrowthFindings, confidence_in, finding_of
+from memlog.facts.growth_findings import FREE_LISTS, GrowthFindings, confidence_in, finding_of
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.holders import Holder, per_step
 from memlog.leaks.other_causes import (

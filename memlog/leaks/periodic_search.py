@@ -43,7 +43,7 @@ _PART: Final = 0.5
 """A rise counts if it is at least this part of the rises that led to the search."""
 _HIGH_STAIRS: Final = 3
 """Multiple of the smallest rise. If memory rises by this at once, it does so in stairs: a steady growth is
-noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.repeated_rises`)."""
+noticed as soon as it has reached the smallest rise that is a sign (`memlog.facts.rises`)."""
 _TRIED: Final = 3
 """Number of rises after which another search need not wait any longer for this one."""
 _TRIED_FIRST: Final = 5

@@ -20,8 +20,8 @@ from memlog.events import (
     Scope,
     StepInputs,
 )
-from memlog.facts.failure import has_gone_on
-from memlog.facts.peaks import UNKNOWN, peak_kind
+from memlog.facts.levels import UNKNOWN, peak_kind
+from memlog.facts.oom_cause import has_gone_on
 from memlog.facts.run_fold import RunFold
 from memlog.journal import Binding, Entry, Header
 from memlog.metrics import parameters_of

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import OutOfMemory, Trace
-from memlog.facts.oom_remedies import PINNED
-from memlog.facts.oom_room import Cause
-from memlog.facts.traced_steps import among
+from memlog.facts.levels import among
+from memlog.facts.oom_room import PINNED, Cause
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY

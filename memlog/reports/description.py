@@ -10,7 +10,7 @@ from contextlib import suppress
 from memlog._internal.units import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
 from memlog.events import ALLOCATED, HOST_RSS, REPORT_FILE, TREE, End, Trace
-from memlog.facts.peaks import Peak
+from memlog.facts.levels import Peak
 from memlog.findings import beyond
 from memlog.journal import RunDirectory
 from memlog.reports.schema import HealthFacts, Summary

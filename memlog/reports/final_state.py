@@ -26,7 +26,7 @@ from memlog.events import (
     Trace,
     readings,
 )
-from memlog.facts.failure import has_gone_on
+from memlog.facts.oom_cause import has_gone_on
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import Entry, RunDirectory
 from memlog.ranks.ends import Failure

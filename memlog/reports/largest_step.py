@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memlog._internal.units import format_bytes
 from memlog.events import StepInputs, TensorInput, main_reading
-from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
+from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 from memlog.reports.final_state import FinalState
 from memlog.reports.schema import InputFacts, LargestStep
 

@@ -18,7 +18,7 @@ from memlog.events import (
     Sample,
     main_readings,
 )
-from memlog.facts.peaks import UNKNOWN
+from memlog.facts.levels import UNKNOWN
 from memlog.facts.run_fold import RunStatus
 from memlog.facts.verdict import verdict
 from memlog.journal import Entry, Position, RunDirectory

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
 from memlog.events import Phase, main_readings
-from memlog.facts.peaks import UNKNOWN, Peak, peak_kind
+from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 from memlog.reports.labels import MAX_LABELS
 from memlog.reports.schema import PhaseFacts, PhasePeak
 

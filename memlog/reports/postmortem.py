@@ -13,7 +13,7 @@ import msgspec
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
 from memlog.events import Batch, OutOfMemory, Reading, Trace, main_readings
-from memlog.facts.failure import title_with_cause
+from memlog.facts.oom_cause import title_with_cause
 from memlog.findings import after_step, evidence_and_remedy
 from memlog.reports.advice import (
     Prediction,

@@ -12,10 +12,10 @@ import msgspec
 
 from memlog._internal.units import format_bytes
 from memlog.events import PeakSource
+from memlog.facts.first_checkpoint import SavingCost
+from memlog.facts.levels import Peak
 from memlog.facts.longest_batch import LongestBatch
-from memlog.facts.peaks import Peak
 from memlog.facts.run_fold import RunStatus
-from memlog.facts.saving import SavingCost
 from memlog.sink import Axis
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memlog._internal.redact import bare_address, without_credentials
 from memlog.events import Alert, Artifact, End, Finding, StepInputs
-from memlog.facts.saving import saving_costs
+from memlog.facts.first_checkpoint import saving_costs
 from memlog.facts.verdict import verdict
 from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import UploadState

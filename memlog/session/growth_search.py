@@ -19,9 +19,9 @@ from memlog.events import (
     Trace,
     now_us,
 )
-from memlog.facts.detector import FREE_LISTS
-from memlog.facts.early_rise import Rise
+from memlog.facts.growth_findings import FREE_LISTS
 from memlog.facts.judge import GrowthNews
+from memlog.facts.rises import Rise
 from memlog.growth.suspicion import Suspicion
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.other_causes import TrainersMemory

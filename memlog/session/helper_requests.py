@@ -21,8 +21,8 @@ from memlog._internal.terminal import say
 from memlog.bus import EventBus
 from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, Request, RequestReader
 from memlog.events import Alert, Batch, End, Event, Finding, HeapReading, Trace, now_us
-from memlog.facts.early_rise import Rise
 from memlog.facts.finding_alerts import is_known, new_alert
+from memlog.facts.rises import Rise
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import RunDirectory
 from memlog.session.step_searches import StepSearches

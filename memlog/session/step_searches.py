@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, Trace
-from memlog.facts.early_rise import EarlyRises, Rise
+from memlog.facts.rises import EarlyRises, Rise
 
 if TYPE_CHECKING:
     from memlog.facts.judge import GrowthNews

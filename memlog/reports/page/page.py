@@ -13,7 +13,7 @@ from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.events import End, Trace
-from memlog.facts.peaks import peak_kind
+from memlog.facts.levels import peak_kind
 from memlog.journal import RunDirectory
 from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
 from memlog.reports.page.facts import RunSeries

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from memlog._internal.units import format_bytes, format_duration
-from memlog.facts.peaks import UNKNOWN, peak_kind
+from memlog.facts.levels import UNKNOWN, peak_kind
 from memlog.reports.page import drawings, sections
 from memlog.reports.page.markup import TableRow, el, prose, table
 from memlog.reports.page.ranks import Rank

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from memlog._internal.safe_files import read_plain
 from memlog._internal.units import format_bytes, format_duration
 from memlog.events import POSTMORTEM_FILE, Trace
-from memlog.facts.peaks import Peak, peak_kind
+from memlog.facts.levels import Peak, peak_kind
 from memlog.journal import RunDirectory
 from memlog.reports.page import drawings
 from memlog.reports.page.facts import UNLISTED, RunSeries

@@ -11,7 +11,7 @@ import msgspec
 
 from memlog._internal.safe_files import replacing
 from memlog.events import Event, Trace
-from memlog.facts.traced_steps import WORSE
+from memlog.facts.levels import WORSE
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.iteration import OptimizerRefs
 

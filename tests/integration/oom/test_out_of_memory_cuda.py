@@ -21,7 +21,7 @@ from support.ways_out_of_memory import PREFACE, WAYS, Way
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.main import cli
 from memlog.events import OutOfMemory, Sample, Trace
-from memlog.facts.failure import OUT_OF_MEMORY
+from memlog.facts.oom_cause import OUT_OF_MEMORY
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports import Summary, summarize
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from support.journals import MIB
 
-from memlog.facts.early_rise import EarlyRise, Rise
+from memlog.facts.rises import EarlyRise, Rise
 
 
 def first_rise(levels: Iterable[float]) -> Rise | None:

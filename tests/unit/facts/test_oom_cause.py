@@ -18,7 +18,7 @@ from memlog.events import (
     HeldTensors,
     OutOfMemory,
 )
-from memlog.facts import oom_remedies
+from memlog.facts import oom_room
 from memlog.facts.oom_cause import Background, cause_of
 from memlog.reports import summarize
 from memlog.reports.final_state import final_state
@@ -64,8 +64,8 @@ def test_other_processes_are_named_if_the_request_would_have_fitted_without_them
     assert cause(of_rank)[1].startswith("another rank of this training, `python` (pid 4321), holds")
     explained = cause_of(of_rank, Background())
     assert explained is not None
-    assert oom_remedies.OWN_DEVICE in explained.remedies
-    assert oom_remedies.END_OTHERS not in explained.remedies
+    assert oom_room.OWN_DEVICE in explained.remedies
+    assert oom_room.END_OTHERS not in explained.remedies
     two = replace(state, processes=(OTHER, OTHER))
     assert cause(failed(two))[1] == "2 other processes hold 3.0 GiB of the device's 8.0 GiB"
     assert cause(failed(state, requested=4 * GIB))[0] != "other processes"
@@ -109,7 +109,7 @@ def test_a_fraction_and_a_process_are_the_cause_if_both_stopped_the_request() ->
         "this process may use only 2.0 GiB of the device's 8.0 GiB (memory fraction), and another process, "
         "`python` (pid 4321), holds 6.0 GiB of the device's 8.0 GiB"
     )
-    assert found.remedies[0] == oom_remedies.BOTH
+    assert found.remedies[0] == oom_room.BOTH
     # The device's limit is the tighter one, but a free device would not help.
     tighter = replace(MIDDLE, state=replace(both, free=MIB), limit=8 * GIB, free=MIB)
     assert cause(tighter)[1] == found.clause
@@ -157,7 +157,7 @@ def test_expandable_segments_have_pieces_too_and_are_not_advised() -> None:
     found = cause_of(failed(pieces, allocated=6 * GIB))
     assert found is not None
     assert found.clause.startswith("fragmentation, 1.9 GiB are free")
-    assert found.remedies == (oom_remedies.PAGES,)
+    assert found.remedies == (oom_room.PAGES,)
 
 
 def test_unused_memory_of_other_streams_is_named() -> None:
@@ -165,7 +165,7 @@ def test_unused_memory_of_other_streams_is_named() -> None:
     found = cause_of(failed(of_streams, allocated=6 * GIB))
     assert found is not None
     assert found.clause.endswith("1.0 GiB of it in segments of other CUDA streams")
-    assert found.remedies[0] == oom_remedies.STREAMS
+    assert found.remedies[0] == oom_room.STREAMS
 
 
 def test_a_few_unused_pieces_are_not_advised_on() -> None:

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 from support.journals import MIB
 
-from memlog.facts.early_rise import Rise
-from memlog.facts.repeated_rises import RepeatedRise
+from memlog.facts.rises import RepeatedRise, Rise
 
 
 def rises(levels: Iterable[float]) -> list[Rise]:

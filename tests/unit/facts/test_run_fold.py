@@ -16,7 +16,7 @@ from memlog.events import (
     OutOfMemory,
     Trace,
 )
-from memlog.facts.failure import OUT_OF_MEMORY
+from memlog.facts.oom_cause import OUT_OF_MEMORY
 from memlog.facts.run_fold import RunFold
 from memlog.facts.verdict import verdict
 
