@@ -31,7 +31,7 @@ from memlog.errors import (
 )
 
 if TYPE_CHECKING:
-    from memlog.estimates import Estimate, estimate
+    from memlog.estimates.estimate import Estimate, estimate
     from memlog.monitors import (
         BatchMemoryProfiler,
         EpochMemoryMonitor,

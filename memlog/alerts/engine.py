@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts.alert_text import alert_title
-from memlog.alerts.growth_meter import GrowthMeter
-from memlog.alerts.rules import Rule
-from memlog.alerts.trigger import Trigger
+from memlog.alerts.rules import Rule, alert_title
+from memlog.alerts.trigger import GrowthMeter, Trigger
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,

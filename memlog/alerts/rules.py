@@ -1,4 +1,4 @@
-"""Alert rules as text, short enough for one line of a YAML file.
+"""Alert rules as text, short enough for one line of a YAML file, and the text of an alert about a rule.
 
 ::
 
@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader, Token
+from memlog._internal.units import format_bytes
 from memlog.events import HOST_RSS, SAMPLED
 
 Level: TypeAlias = Literal["info", "warning", "error"]
@@ -265,3 +266,21 @@ def _unknown_figure(token: Token) -> str:
     close = whole or difflib.get_close_matches(small, _FIGURES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"{name!r} is not a figure: {hint}{_THERE_ARE}"
+
+
+_COMPARISONS = {">": "over", ">=": "at least", "<": "under", "<=": "at most"}
+
+
+def alert_title(rule: Rule, subject: str, value: float, limit: int | None) -> str:
+    """Return one line, such as "host.rss is 314.7 MiB, over 300 MiB for 5 steps".
+
+    ``limit`` is the number of bytes to which ``%`` in the rule refers. It may be ``None`` if the rule's
+    amount has no ``%``.
+    """
+    verb = "is" if rule.growth is None else "grows"
+    shown = f"{value:.2f}" if rule.figure == "device.fragmentation" else format_bytes(value)
+    per = "" if rule.growth is None else f" per {rule.growth}"
+    amount = rule.amount_text + (f" of {format_bytes(limit)}" if rule.share else "")
+    held = f" for {rule.hold} {rule.held_axis}s" if rule.hold > 1 else ""
+    comparison = _COMPARISONS[rule.comparison]
+    return f"{subject}.{rule.attribute} {verb} {shown}{per}, {comparison} {amount}{held}"

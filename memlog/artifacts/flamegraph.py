@@ -1,18 +1,27 @@
-"""Recognise speedscope files, and check them before speedscope's page loads them.
+"""Recognise speedscope files, check them, and show them in MiB with speedscope's static build.
 
 Speedscope's page checks nothing. If a file has a fault that this module finds, the page would only show
 "something went wrong". Speedscope's JSON schema finds few of these faults.
+
+For the unit ``bytes``, speedscope writes "MB" for 1024² bytes, but places the ticks of its scale at decimal
+numbers of bytes. For example, the label of the tick at 10,000,000 bytes is 9.54 MB. If numbers have no unit,
+speedscope does not convert them. So memlog converts the numbers to MiB, removes the unit, and adds "in MiB"
+to the profile's name. Only speedscope's page gets the converted numbers. The file on the disk stays the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from memlog.errors import UnopenableFileError
+from memlog._internal.npm_package import SPEEDSCOPE, FetchError, cache_directory
+from memlog._internal.units import MIB
+from memlog.errors import UnopenableFileError, ViewerUnavailableError
 from memlog.trace.exporters.speedscope_format import SCHEMA
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -124,3 +133,64 @@ def check(content: bytes) -> None:
 
 def _out_of_range(index: int) -> str:
     return f"it names frame {index:,}, which the file lacks"
+
+
+_KIB = 1024
+
+
+def in_binary_units(content: bytes, title: str) -> bytes:
+    """Return a file with its profiles converted from bytes to MiB.
+
+    A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted. A file
+    without a title gets ``title``. `memlog.artifacts.flamegraph.check` must have accepted ``content``.
+    """
+    try:
+        document = msgspec.json.decode(content)
+    except msgspec.MsgspecError:
+        return content  # a field that speedscope ignores has a number that is too large
+    document["name"] = document.get("name") or title
+    document["profiles"] = [_scaled(profile) for profile in document["profiles"]]
+    return msgspec.json.encode(document)
+
+
+def _scaled(profile: dict[str, Any]) -> dict[str, Any]:
+    span = profile["endValue"] - profile["startValue"]
+    if profile["unit"] != "bytes" or span < _KIB:
+        return profile
+    divisor, unit = (MIB, "MiB") if span >= MIB else (_KIB, "KiB")
+    # Division by a power of two is exact.
+    scaled = {
+        **profile,
+        "name": f"{profile['name']} (in {unit})",
+        "unit": "none",
+        "startValue": profile["startValue"] / divisor,
+        "endValue": profile["endValue"] / divisor,
+    }
+    if profile["type"] == "sampled":
+        scaled["weights"] = [weight / divisor for weight in profile["weights"]]
+    else:
+        scaled["events"] = [{**event, "at": event["at"] / divisor} for event in profile["events"]]
+    return scaled
+
+
+def find_viewer(announce: Callable[[str], object]) -> Path:
+    """Return the folder of speedscope's static build.
+
+    If neither this install nor the user's cache contains the build, npm fetches it. Before that, ``announce``
+    is called with one line of text.
+
+    Raises:
+        ViewerUnavailableError: The build was not found and can't be fetched. The message says why, and what
+            to do.
+    """
+    try:
+        found = SPEEDSCOPE.find(announce)
+    except FetchError as error:
+        raise ViewerUnavailableError(f"({error}): {error.remedy}") from error
+    except OSError as error:
+        why = f"({cache_directory()}: {error.strerror or error})"
+        raise ViewerUnavailableError(
+            f"{why}: set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    assert found is not None  # noqa: S101 - it is fetched if it is missing
+    return found

@@ -10,7 +10,7 @@ from rich.text import Text
 from memlog.cli.addresses import place_of
 from memlog.cli.output import plain, sign
 from memlog.journal import RunDirectory
-from memlog.ranks.named_run import lowest_rank
+from memlog.ranks.registration import lowest_rank
 from memlog.reports.schema import Delivery, Summary
 
 _STAGES = {"done": "green", "unreachable": "red"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from memlog.journal import RunDirectory
-from memlog.ranks.named_run import find_named_run
-from memlog.ranks.registration import registration_of
+from memlog.ranks.registration import find_named_run, registration_of
 
 
 def find_explained_run(root: Path, name: str) -> RunDirectory:

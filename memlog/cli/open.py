@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 
 from memlog._internal.terminal import one_line
-from memlog.artifacts.journal_store import kept
-from memlog.artifacts.openers import Page, is_openable, page_of
-from memlog.artifacts.server import LOOPBACK, PageServer
+from memlog.artifacts.pulling import kept
+from memlog.artifacts.server import LOOPBACK, Page, PageServer, is_openable, page_of
 from memlog.cli import SETTINGS
 from memlog.cli.completing import complete_files_and_runs
 from memlog.cli.options import dir_option
@@ -21,7 +20,7 @@ from memlog.cli.output import notice
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path
-from memlog.ranks.named_run import find_named_run
+from memlog.ranks.registration import find_named_run
 from memlog.settings import runs_directory
 
 

@@ -11,9 +11,8 @@ import msgspec
 
 from memlog._internal.terminal import one_line
 from memlog._internal.units import format_bytes
-from memlog.artifacts.journal_store import JournalStore
-from memlog.artifacts.openers import is_openable
-from memlog.artifacts.pulling import Choice, Pulled, Puller, choose
+from memlog.artifacts.pulling import Choice, JournalStore, Pulled, Puller, choose
+from memlog.artifacts.server import is_openable
 from memlog.cli import SETTINGS
 from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
 from memlog.cli.completing import complete_backends
@@ -30,7 +29,7 @@ from memlog.errors import (
 )
 from memlog.journal import RunDirectory
 from memlog.journal.runs import LATEST
-from memlog.ranks.named_run import find_named_run
+from memlog.ranks.registration import find_named_run
 from memlog.reports import summarize
 from memlog.settings import runs_directory
 from memlog.sink import LOCAL, ArtifactStore, Backend, load_backend

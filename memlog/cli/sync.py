@@ -30,7 +30,7 @@ from memlog.errors import (
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
 from memlog.journal.in_process_state import InProcessState, claims_of
-from memlog.ranks.named_run import find_named_run
+from memlog.ranks.registration import find_named_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery
 from memlog.settings import runs_directory

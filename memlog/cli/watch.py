@@ -20,8 +20,7 @@ from memlog.cli.output import notice, page, plain, print_json
 from memlog.cli.watch_page import ended, line_of, page_of
 from memlog.errors import RunNotFoundError
 from memlog.journal import RunDirectory, list_runs
-from memlog.ranks.named_run import lowest_rank
-from memlog.ranks.registration import ranks_of
+from memlog.ranks.registration import lowest_rank, ranks_of
 from memlog.reports import encode
 from memlog.reports.live import LiveRun, LiveState
 from memlog.settings import runs_directory

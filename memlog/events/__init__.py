@@ -130,8 +130,10 @@ from memlog.events.run import (
     RankDoubt,
     RankFailure,
     Run,
+    SavedState,
+    SavedTensors,
+    SavingWay,
 )
-from memlog.events.saving import SavedState, SavedTensors, SavingWay
 
 __all__ = [
     "ALLOCATED",

@@ -45,10 +45,7 @@ from memlog.facts.growth_findings import (
     kind_of,
 )
 from memlog.growth import Growth
-from memlog.growth.forecast import forecast
-from memlog.growth.gaps import Gaps, StepLevel
-from memlog.growth.series import LARGER, News, SeriesWatch
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import LARGER, Gaps, News, SeriesWatch, StepLevel, Suspicion, forecast
 
 _HOST_FLOOR = 4 * MIB
 """If memory on the host grows by fewer bytes than this, the growth does not count. The C library takes memory

@@ -40,9 +40,8 @@ from memlog.events import (
 )
 from memlog.facts.allocator_retries import against_fragmentation
 from memlog.growth import Growth
-from memlog.growth.series import News, SeriesWatch
-from memlog.growth.suspicion import Suspicion
-from memlog.growth.windows import LevelScales
+from memlog.growth.lasting import LevelScales
+from memlog.growth.series import News, SeriesWatch, Suspicion
 
 FRAGMENTED = ".fragmented"
 PRIVATE_POOLS = ".private_pools"

@@ -42,8 +42,7 @@ from memlog.facts.longest_batch import finding_of_longest
 from memlog.facts.run_fold import RunFold
 from memlog.facts.run_verdict import RunVerdict
 from memlog.facts.verdict import verdict
-from memlog.growth.series import Verdict
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion, Verdict
 
 
 class GrowthNews(msgspec.Struct, frozen=True, array_like=True):

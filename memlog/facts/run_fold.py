@@ -42,7 +42,7 @@ from memlog.facts.levels import LevelFold, PeakFold, TraceFold
 from memlog.facts.longest_batch import LongestBatch, finding_of_longest, longest_batch
 from memlog.facts.oom_cause import has_gone_on, is_title
 from memlog.findings import ranked
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.journal import Entry, RunDirectory
 
 RunStatus: TypeAlias = Literal["running"] | Status

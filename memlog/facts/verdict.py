@@ -12,7 +12,7 @@ from memlog.facts.run_fold import RunFold, RunStatus, owner_of
 from memlog.facts.run_verdict import RunVerdict
 from memlog.findings import after_step, failure_title, joined, of_rank, ranked, sentence
 from memlog.growth.evidence import FEWEST_LEVELS, Evidence
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 
 _LOST = 0.1
 """If more steps than this part of the steady ones are lost at the end, growth can't be excluded."""

@@ -7,9 +7,17 @@ After each training step the same objects should be alive. `lasting` tests wheth
 `windows` keeps the levels of a long run at several scales, in bounded memory.
 """
 
-from memlog.growth.lasting import FEW, SIGMAS, keeps_growing, trend
+from memlog.growth.lasting import (
+    FEW,
+    JOINED,
+    MAX_LEVELS,
+    SIGMAS,
+    LevelScales,
+    LevelWindow,
+    keeps_growing,
+    trend,
+)
 from memlog.growth.regime import Growth, find_growth
-from memlog.growth.windows import JOINED, MAX_LEVELS, LevelScales, LevelWindow
 
 __all__ = [
     "FEW",

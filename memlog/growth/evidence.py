@@ -4,8 +4,8 @@ A series is *steady* if all of these hold:
 
 - The newest levels lie near one value for at least a quarter of the series. Near means within four standard
   deviations of the levels, or within the floor (`Evidence.excluded`), whichever is larger.
-- The line through these levels (`memlog.growth.line`) rises by less than the floor, and its interval excludes
-  a rise that matters.
+- The line through these levels (`memlog.growth.lasting`) rises by less than the floor, and its interval
+  excludes a rise that matters.
 - The last few levels are not above the rest.
 - The levels rise clearly more slowly than those before, also if all memory were used by now that memlog's own
   search has left free for the program.
@@ -23,7 +23,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from memlog.growth.line import BLOCKS, line_through
+from memlog.growth.lasting import BLOCKS, line_through
 
 FEWEST_LEVELS = 10
 """If there are fewer levels than this, nothing is known about growth."""

@@ -1,4 +1,14 @@
-"""Test whether a series of memory levels grows throughout.
+"""Test whether a series of memory levels grows throughout: its rate, and windows of it at several scales.
+
+The levels are divided into eight blocks. The rate is Sen's slope of the blocks' medians: the median of the
+slopes between all pairs of medians (Theil 1950, Sen 1968, doi:10.1080/01621459.1968.10480934). Medians ignore
+spikes, and the slope ignores a deviating block.
+
+Each memory level depends on the levels before it. So an interval from single levels would be far too narrow.
+The medians of whole blocks are nearly independent (batch means: Schmeiser 1982, doi:10.1287/opre.30.3.556).
+So the interval is computed from these medians, with Student's distribution. If neighbouring medians deviate
+from the line in the same direction, the interval is widened, as an AR(1) process requires (von Storch 1999,
+doi:10.1007/978-3-662-03744-7_2).
 
 After each training step the same objects should be alive. Warm-up, a jump, a swing and the filling of a
 cache come to an end; a leak does not. So a window of levels counts as growing only if all of these hold:
@@ -9,7 +19,7 @@ cache come to an end; a leak does not. So a window of levels counts as growing o
 - The growth has not stopped. The time since the last new high is at most twice the longest earlier time
   between two new highs.
 - The growth is more than five times the spread of the levels around the trend (by default).
-- The rate's interval (`memlog.growth.line`) lies above a quarter of the rate. Slow swings widen it.
+- The rate's interval (`memlog.growth.lasting`) lies above a quarter of the rate. Slow swings widen it.
 
 The Mann-Kendall test is not used. It gives false alarms if each value is similar to the value before it
 (Hamed and Rao 1998, doi:10.1016/S0022-1694(97)00125-X), as memory levels are. Instead the trend has to hold
@@ -22,12 +32,182 @@ more steps can tell such a swing from a leak.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import median
+from itertools import combinations, islice, pairwise
+from statistics import fmean, median
 from typing import NamedTuple
 
-from memlog.growth.line import BLOCKS, line_through
+BLOCKS = 8
+_STUDENT = 2.447
+"""97.5 % quantile of Student's distribution with six degrees of freedom: eight medians minus the two
+parameters of a line."""
+_MOST_SIMILAR = 0.7
+"""Maximum autocorrelation. A larger value is replaced by this maximum, because a value computed from only
+eight medians is uncertain."""
+_CERTAIN = 0.25
+"""Minimum ratio of the interval's lower end to the rate. Below this ratio, the growth is not certain."""
+
+
+class Line(NamedTuple):
+    """Line through the medians of blocks of levels."""
+
+    rate: float
+    """Slope of the line, per index."""
+    error: float
+    """Half the width of the rate's 95 % interval."""
+    middle: float
+    """Mean of the blocks' indices."""
+    level: float
+    """Level of the line at ``middle``."""
+    spread: float
+    """Root mean square of the medians' distances from the line."""
+
+    @property
+    def is_certain(self) -> bool:
+        """True if the rate's interval lies well above zero."""
+        return self.rate - self.error > _CERTAIN * abs(self.rate)
+
+    def at(self, index: float) -> float:
+        return self.level + self.rate * (index - self.middle)
+
+
+def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
+    """Return Sen's line through the medians of eight blocks, with the interval of its rate.
+
+    There are at least eight levels. ``indexes`` are their steps, ascending.
+    """
+    count = len(levels)
+    edges = [count * block // BLOCKS for block in range(BLOCKS + 1)]
+    places = [(indexes[a] + indexes[b - 1]) / 2 for a, b in pairwise(edges)]
+    values = [median(levels[a:b]) for a, b in pairwise(edges)]
+    points = list(zip(places, values, strict=True))
+    rate = median((y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2))
+    middle = fmean(places)
+    level = median(y - rate * (x - middle) for x, y in points)
+    distances = [y - level - rate * (x - middle) for x, y in points]
+    squares = sum(distance * distance for distance in distances)
+    spread = math.sqrt(squares / (BLOCKS - 2))
+    width = math.sqrt(sum((x - middle) ** 2 for x in places))
+    alike = _autocorrelation(distances, squares)
+    error = _STUDENT * spread / width * math.sqrt((1 + alike) / (1 - alike))
+    return Line(rate, error, middle, level, math.sqrt(squares / BLOCKS))
+
+
+def _autocorrelation(distances: Sequence[float], squares: float) -> float:
+    """Return the correlation between neighbouring distances, limited to the range from 0 to `_MOST_SIMILAR`.
+
+    ``squares`` is the sum of the squares of ``distances``.
+    """
+    if not squares:
+        return 0.0
+    neighbours = sum(a * b for a, b in pairwise(distances))
+    return min(max(neighbours / squares, 0.0), _MOST_SIMILAR)
+
+
+MAX_LEVELS = 128
+"""Maximum number of levels in a window. In a full window, a new level replaces the oldest."""
+_SCALES = 3
+"""Default number of windows of a series. The first window covers 128 readings. Each later window covers four
+times as many readings as the window before it."""
+JOINED = 4
+"""Number of levels that are joined to one level of the next, longer window. The lowest level is used."""
+
+
+class LevelWindow:
+    """The newest levels of a series at one scale.
+
+    At the finest scale, a level is one reading. At each coarser scale, a level is the lowest of `JOINED`
+    levels of the next finer scale.
+
+    Attributes:
+        indexes: Steps or epochs of the levels.
+        levels: The levels, the oldest first.
+        unseen: Number of levels that were added since the window was last judged. The caller that judges the
+            window sets it to 0.
+    """
+
+    def __init__(self) -> None:
+        self.indexes: deque[int] = deque(maxlen=MAX_LEVELS)
+        self.levels: deque[float] = deque(maxlen=MAX_LEVELS)
+        self.clear()
+
+    def clear(self) -> None:
+        self.indexes.clear()
+        self.levels.clear()
+        self._added = 0
+        self.unseen = MAX_LEVELS
+
+    def add(self, index: int, level: float) -> None:
+        self.indexes.append(index)
+        self.levels.append(level)
+        self._added += 1
+        self.unseen += 1
+
+    def lower(self, level: float) -> None:
+        """Add a second reading at the newest index. Keep the lower of the two readings."""
+        if self.levels:
+            self.levels[-1] = min(self.levels[-1], level)
+
+    def joined(self) -> float | None:
+        """Return the level to add to the next, longer window: the lowest of the newest `JOINED` levels.
+
+        Return ``None`` if the newest level does not complete a group of `JOINED` levels.
+        """
+        if not self._added or self._added % JOINED:
+            return None
+        return min(islice(reversed(self.levels), JOINED))
+
+
+class LevelScales:
+    """Windows of one series at several scales, the finest first."""
+
+    def __init__(self, count: int = _SCALES) -> None:
+        self.windows = tuple(LevelWindow() for _ in range(count))
+        self.finest = self.windows[0]
+
+    def clear(self) -> None:
+        for window in self.windows:
+            window.clear()
+
+    def add(self, index: int, level: float) -> list[LevelWindow]:
+        """Add the next level. Return the windows that got a new level."""
+        added = []
+        for window in self.windows:
+            window.add(index, level)
+            added.append(window)
+            joined = window.joined()
+            if joined is None:
+                break
+            level = joined
+        return added
+
+    def covering(self, since: int | None, least: int) -> LevelWindow | None:
+        """Return the finest window that still has all levels from the index ``since`` on.
+
+        If ``since`` is ``None``, return the finest window of all. Return ``None`` if no window reaches back
+        to ``since``, or if the window to return has fewer than ``least`` levels.
+        """
+        for window in self.windows:
+            if len(window.levels) < least:
+                return None
+            if since is None or len(window.levels) < MAX_LEVELS or window.indexes[0] <= since:
+                return window
+        return None
+
+    def highest_before(self, index: int) -> float | None:
+        """Return the highest level before an index; ``None`` if there is none. Ignore the finest window."""
+        return max(
+            (
+                level
+                for window in self.windows[1:]
+                for at, level in zip(window.indexes, window.levels, strict=True)
+                if at < index
+            ),
+            default=None,
+        )
+
 
 FEW = 10
 """Minimum number of levels to split into four parts. If there are fewer levels, each level is a part."""

@@ -3,7 +3,7 @@
 1. *Regime.* A line is fitted to the newest half of the levels. Older levels are added group by group, as long
    as the group's median lies near the line. A jump or the end of a warm-up is a change point. The levels
    before a change point are left out.
-2. *Rate and interval* (`memlog.growth.line`). They are computed from the regime's levels alone.
+2. *Rate and interval* (`memlog.growth.lasting`). They are computed from the regime's levels alone.
 3. *Decision.* The regime counts as growing if all of these are true:
 
    - The levels grow throughout the regime (`memlog.growth.lasting`).
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from memlog.growth.lasting import SIGMAS, keeps_growing
-from memlog.growth.line import BLOCKS, Line, line_through
+from memlog.growth.lasting import BLOCKS, SIGMAS, Line, keeps_growing, line_through
 
 _FADING = 0.7
 """Factor. The growth fades if the second half's rate is less than this factor times the first half's rate."""

@@ -14,16 +14,171 @@ If memory will be full soon, the second test and the decision come earlier.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Literal, NamedTuple, TypeAlias
 
 from memlog._internal.units import MIB
-from memlog.growth.forecast import steps_left
-from memlog.growth.lasting import SIGMAS
-from memlog.growth.line import line_through
+from memlog.growth.lasting import SIGMAS, LevelScales, LevelWindow, line_through
 from memlog.growth.regime import Growth, find_growth
-from memlog.growth.windows import LevelScales, LevelWindow
+
+
+class Suspicion(NamedTuple):
+    """Growth of one series; sizes are bytes, rates are bytes per step."""
+
+    series: str
+    """Name of the series: ``host.anon`` (memory of the training process without mapped files and shared
+    memory), ``host.free_lists`` (unused memory of the C library's allocator), ``shared_memory``,
+    ``children.shared_memory``, ``cuda0.allocated``, ``cuda0.fragmented``, ``cuda0.private_pools``,
+    ``child:DataLoader worker 3`` or ``processes:python`` (all child processes of one kind)."""
+    since_step: int
+    """First step of the growth."""
+    rate: float
+    rate_low: float
+    rate_high: float
+    """Upper end of the rate's 95 % interval. ``rate_low`` is the lower end."""
+    level: int
+    """Bytes of the series at ``step``."""
+    limit: int | None
+    """Bytes of the series when memory is full: ``level`` plus the free bytes. ``None`` if unknown."""
+    step: int
+    """Newest step when this object was made."""
+    forecast: tuple[int, int] | None = None
+    """Earliest and latest step at which memory will be full; ``None`` if unknown or too uncertain."""
+    processes: int | None = None
+    """Number of processes that were started during the growth and are still alive. ``None`` if such processes
+    are not the cause of the growth."""
+    others: int = 0
+    """Number of other child processes of the same kind as the process in ``series``. ``rate`` and ``level``
+    include the growth of these processes."""
+    allocator: str | None = None
+    """Settings of the device's allocator, as in `memlog.events.Device`; ``None`` if unknown or not about a
+    device."""
+
+
+_WIDEST = 2.0
+"""Maximum ratio of the highest to the lowest estimate of the steps until the limit. Above this ratio, memlog
+makes no forecast."""
+_FURTHEST = 1_000_000
+"""If the limit is more than this number of steps away, memlog makes no forecast, because such slow growth
+does not matter."""
+
+
+def steps_left(growth: Growth, free: float) -> tuple[float, float]:
+    """Return the lowest and the highest estimate of the number of steps until ``free`` bytes are used.
+
+    The estimates follow from the upper and the lower end of the confidence interval of the growth's rate.
+    """
+    return max(free, 0) / growth.high, max(free, 0) / growth.low
+
+
+def forecast(growth: Growth, free: float | None, step: int) -> tuple[int, int] | None:
+    """Return the two steps between which a limit will be reached, if the rate of growth does not change.
+
+    Args:
+        growth: Growth. If its rate can be zero, there is no forecast.
+        free: Bytes left until the limit; ``None`` if unknown.
+        step: Newest step.
+
+    Returns:
+        ``None`` if the limit is unknown or too far off, or if the two steps are too far apart to help.
+    """
+    if free is None or growth.low <= 0:
+        return None
+    fewest, most = steps_left(growth, free)
+    if most > _WIDEST * max(fewest, 1.0) or fewest > _FURTHEST:
+        return None
+    return step + int(fewest), step + round(most)
+
+
+_ENOUGH_STEPS = 12
+"""Number of levels that must follow a gap before the gap is removed from the series."""
+
+_JOINED = 6
+"""Number of levels before a gap, and of levels after the gap, whose medians are compared."""
+
+
+class StepLevel(NamedTuple):
+    """Level at the end of a step, in bytes."""
+
+    step: int
+    level: int
+
+
+class Gaps:
+    """Remover of gaps from a series. A gap is a sequence of steps in which memlog's own search took memory.
+
+    Each level after a gap is shifted: a number of steps and a number of bytes are subtracted. The shifted
+    levels continue the levels before the gap.
+
+    A search for holders takes tens of megabytes and leaves some of them free in the allocator. The program's
+    growth then fills this free memory, and can't be seen for a while. So the levels in a gap are left out,
+    except if the series ends in the gap or soon after it.
+    """
+
+    def __init__(self) -> None:
+        self._shift = StepLevel(0, 0)
+        """Steps and bytes to subtract from a measured level."""
+        self._begins = [(0, 0)]
+        """Pairs ``(step, count)``. From the shifted step ``step`` on, measured steps are larger by ``count``.
+        The first pair is for the start of the series. Each further pair is for a gap."""
+        self._newest: deque[StepLevel] = deque(maxlen=_JOINED)
+        """The newest levels, minus `_shift`. During a gap, these are the last levels before the gap."""
+        self._waiting: list[StepLevel] = []
+        """Measured levels of the current gap and of the steps after the gap, until the gap is closed."""
+        self._after = 0
+
+    def take(self, step: int, level: int, *, left_out: bool) -> Sequence[StepLevel]:
+        """Take a measured level. Return the levels that can be judged now. These levels have no gaps.
+
+        ``left_out`` is true if the step belongs to a gap.
+        """
+        newest = StepLevel(step, level)
+        if not self._waiting and not (left_out and self._newest):
+            if len(self._begins) == 1:  # most series have no gap, and so no shift
+                self._newest.append(newest)
+                return (newest,)
+            return [self._shifted(newest)]
+        self._waiting.append(newest)
+        self._after = 0 if left_out else self._after + 1
+        if self._after < _ENOUGH_STEPS:
+            return []
+        return self._close(self._waiting[-_ENOUGH_STEPS:])
+
+    def rest(self) -> Sequence[StepLevel]:
+        """Return the levels that wait for the end of a gap. Call this method when the series may end.
+
+        Later levels are not shifted because of this gap.
+        """
+        waiting, self._waiting = self._waiting, []
+        return [self._shifted(each) for each in waiting]
+
+    def measured(self, growth: Growth) -> Growth:
+        """Undo the shift: return ``growth`` with its measured first step and its measured level."""
+        steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
+        return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
+
+    def _close(self, after: list[StepLevel]) -> list[StepLevel]:
+        """Compute the shift that closes the gap. Return the shifted levels after the gap.
+
+        The shift is the difference of two medians: the median of the first levels after the gap, minus the
+        median of the last levels before the gap. Single levels are not compared, because they can be spikes.
+        """
+        count = len(self._newest)
+        before = median(each.level for each in self._newest)
+        level = median(each.level for each in after[:count])
+        begin = self._newest[-1].step
+        self._shift = StepLevel(after[count - 1].step - begin, int(level - before))
+        self._begins.append((begin, self._shift.step))
+        self._waiting = []
+        return [self._shifted(each) for each in after[count:]]
+
+    def _shifted(self, measured: StepLevel) -> StepLevel:
+        shifted = StepLevel(measured.step - self._shift.step, measured.level - self._shift.level)
+        self._newest.append(shifted)
+        return shifted
+
 
 Verdict: TypeAlias = Literal["suspected", "confirmed", "withdrawn"]
 

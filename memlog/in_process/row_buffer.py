@@ -1,4 +1,4 @@
-"""Buffer of memlog's values for the rows of a user's run. The user's thread takes them when the user logs.
+"""Buffer of memlog's values for the rows of a user's run, and a CSV file of all points.
 
 Most users log the row of step k after the optimizer's step. That row gets all values published since the
 previous row. The values of each metric are folded (`memlog.sink.Fold`): the row gets the largest value of a
@@ -8,16 +8,22 @@ already open when the event of step k is published. The row gets the event's val
 
 from __future__ import annotations
 
+import csv
+import io
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from memlog._internal import fork
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Batch, Event
-from memlog.metrics import axis_and_index, replaces, sent_values
+from memlog._internal.safe_files import replacing
+from memlog.events import Artifact, Batch, Event, now_us
+from memlog.journal import Header, RunDirectory
+from memlog.journal.artifacts import safe_name
+from memlog.metrics import Plan, axis_and_index, replaces, sent_values
 from memlog.sink import Axis, Point
 
 _MAX_RECEIVED = 1000
@@ -242,3 +248,47 @@ def _at(point: Point, newest: Mapping[Axis, int]) -> Point:
     """Return ``point`` with the newest index of its axis. A row has only one index on each axis."""
     index = newest[point.axis]
     return point if point.index == index else msgspec.structs.replace(point, index=index)
+
+
+SERIES_KIND = "series"
+_COLUMNS = ("axis", "index", "time_us", "name", "value")
+
+
+def write_series(
+    run: RunDirectory, name: str, belongs: Callable[[Header], bool], offset: int = 0
+) -> Artifact:
+    """Write every point of the chosen segments to a CSV file in the run's ``artifacts`` folder.
+
+    The file's columns are axis, index, time_us (Unix time in microseconds), name and value. A segment is
+    chosen if ``belongs`` returns True for its header. ``offset`` is `memlog.journal.Binding.offset` of the
+    tracker's run. Steps have the same numbers as in that run.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    safe = safe_name(name)
+    path = f"{run.artifacts.name}/{safe}"
+    with replacing(run.path, path) as target:
+        file = io.TextIOWrapper(target, encoding="utf-8", newline="", write_through=True)
+        rows = csv.writer(file)
+        rows.writerow(_COLUMNS)
+        for journal in run.files():
+            plan: Plan[Any] = Plan("full", offset=offset)
+            header, chosen = None, False
+            for entry in journal.read():
+                if entry.header is not header:
+                    header, before = entry.header, chosen
+                    chosen = belongs(header)
+                    if chosen != before:
+                        _write(rows, plan.flush())
+                if chosen:
+                    _write(rows, plan.feed(entry.event, entry.start))
+            _write(rows, plan.flush())
+        file.flush()
+        file.detach()
+        size = target.tell()
+    return Artifact(now_us(), safe, SERIES_KIND, path, size)
+
+
+def _write(rows: Any, points: list[Point]) -> None:
+    rows.writerows((p.axis, p.index, p.time_us, p.name, repr(p.value)) for p in points)

@@ -21,8 +21,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery import settling
 from memlog.delivery.settling import Settling
 from memlog.events import Event
-from memlog.in_process.run_state import RunState
-from memlog.in_process.written_runs import WrittenRuns
+from memlog.in_process.written_runs import RunState, WrittenRuns
 from memlog.journal import RunDirectory
 from memlog.journal.follower import Follower
 from memlog.sink import InProcessRun

@@ -23,7 +23,7 @@ from memlog.events import (
     now_us,
 )
 from memlog.facts.growth_findings import FREE_LISTS, GrowthFindings, confidence_in, finding_of
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.leaks.holders import Holder, per_step
 from memlog.leaks.other_causes import (
     Figures,

@@ -34,7 +34,7 @@ from memlog._internal import fork
 from memlog._internal.inert_access import is_kind
 from memlog._internal.units import MIB, format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Trace
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.leaks.assignment_lines import replaced, shown
 from memlog.leaks.holders import Holder
 from memlog.leaks.process_objects import MEMLOG

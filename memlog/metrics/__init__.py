@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from memlog.metrics.axes import alert_in_run, axis_and_index, in_run, is_content
 from memlog.metrics.event_values import (
+    alert_in_run,
+    axis_and_index,
     fragmentation,
+    in_run,
+    is_content,
     parameters_of,
     safe_label,
     sent_values,

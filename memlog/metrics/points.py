@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 
 from memlog._internal.units import MIB
 from memlog.events import Event, ThreadStep
-from memlog.metrics.axes import axis_and_index, in_run
-from memlog.metrics.event_values import sent_values
+from memlog.metrics.event_values import axis_and_index, in_run, sent_values
 from memlog.sink import STEP_PREFIX, Axis, Fold, Point, Resolution
 
 PositionT = TypeVar("PositionT")

@@ -4,11 +4,9 @@ They can be created before ``memlog.init``. If no session runs, they only print.
 """
 
 from memlog.monitors.epochs import EpochMemoryMonitor
-from memlog.monitors.evaluations import watch_loss
-from memlog.monitors.iterations import track_iterations
+from memlog.monitors.evaluations import track_iterations, watch_loss
 from memlog.monitors.points import MemoryMonitor, MemoryTracker
-from memlog.monitors.profiler import BatchMemoryProfiler
-from memlog.monitors.scopes import monitor_memory, track_memory
+from memlog.monitors.scopes import BatchMemoryProfiler, monitor_memory, track_memory
 
 __all__ = [
     "BatchMemoryProfiler",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from memlog._internal.current_session import Publisher
 from memlog.console import announcement, batch_line, epoch_line, optimization_line
 from memlog.events import Batch, Epoch, Loss, now_us
 from memlog.monitors import _publishing
-from memlog.monitors._deferred_losses import DEFERRED_LOSSES
-from memlog.monitors._epoch_owner import EPOCH_OWNER
-from memlog.monitors._losses import LossValue, read
-from memlog.monitors._readings import MemoryReader
+from memlog.monitors._losses import DEFERRED_LOSSES, LossValue, read
+from memlog.monitors._publishing import MemoryReader
 
 
 class EpochMemoryMonitor:
@@ -127,3 +127,56 @@ class EpochMemoryMonitor:
         event = self._reader.epoch(EPOCH_OWNER.next_epoch(), self._step)
         session.publish(event)
         return event
+
+
+IDLE_EPOCHS = 2
+"""Number of epochs that a second monitor must end before it replaces the counting monitor. Meanwhile, the
+counting monitor must end no batch and no epoch. One epoch is not enough, because a validation between two
+training epochs is an epoch, too."""
+
+
+class EpochOwner:
+    """Number of the session's next epoch, and the monitor that counts the session's steps and epochs."""
+
+    def __init__(self) -> None:
+        self._session: weakref.ref[Publisher] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._owner: weakref.ref[object] | None = None
+        self._epochs: Iterator[int] = itertools.count()
+        self._other: weakref.ref[object] | None = None
+        self._epochs_of_other = 0
+
+    def counts(self, monitor: object, session: Publisher) -> bool:
+        """Return True if a batch or an epoch of ``monitor`` counts for the session.
+
+        The first monitor that calls this method counts. If the counting monitor is deleted, the next caller
+        counts. If the counting monitor is idle, a monitor that has ended `IDLE_EPOCHS` epochs counts.
+        """
+        if self._session is None or self._session() is not session:
+            self._begin()  # epochs of another run begin at 0
+            self._session = weakref.ref(session)
+        owner = None if self._owner is None else self._owner()
+        if owner is None or (self._is_other(monitor) and self._epochs_of_other >= IDLE_EPOCHS):
+            self._owner, owner = weakref.ref(monitor), monitor
+        if owner is monitor:
+            self._other, self._epochs_of_other = None, 0
+        return owner is monitor
+
+    def other_epoch(self, monitor: object) -> None:
+        """Record an ended epoch of a monitor whose epochs do not count for the session."""
+        if not self._is_other(monitor):
+            self._other, self._epochs_of_other = weakref.ref(monitor), 0
+        self._epochs_of_other += 1
+
+    def next_epoch(self) -> int:
+        """Count the epoch that has just ended. Return its number in the session, from 0."""
+        return next(self._epochs)
+
+    def _is_other(self, monitor: object) -> bool:
+        return self._other is not None and self._other() is monitor
+
+
+EPOCH_OWNER = EpochOwner()
+"""The only instance in a process, because a process has one session at a time."""

@@ -13,7 +13,7 @@ from memlog._internal.units import mib
 from memlog.console import point_line, summary_lines, usage
 from memlog.events import ALLOCATED, RESERVED, DeviceReading, Recorded, readings
 from memlog.monitors import _publishing
-from memlog.monitors._readings import MAX_POINTS, MemoryReader, device_index
+from memlog.monitors._publishing import MAX_POINTS, MemoryReader, device_index
 
 _NAMES = {
     ".rss": "cpu_memory_mb",

@@ -1,17 +1,18 @@
-"""Monitors of blocks and functions. They record the change of memory, and the peak."""
+"""Monitors of blocks, functions and batches. They record the change of memory, and the peak."""
 
 from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from memlog.console import scope_lines
+from memlog.console import profile_lines, scope_lines
 from memlog.events import DeviceReading, Recorded, Scope, now_us
 from memlog.monitors import _publishing
 from memlog.monitors._functions import require_function, within
-from memlog.monitors._readings import MemoryReader
+from memlog.monitors._publishing import MAX_POINTS, MemoryReader
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -113,3 +114,43 @@ def _changed(before: DeviceReading | None, after: DeviceReading) -> DeviceReadin
 
 def _difference(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
+
+
+class BatchMemoryProfiler:
+    """Recorder of checkpoints within a batch. `print_summary` prints the checkpoints as a profile.
+
+    Args:
+        enabled: ``False``: nothing is read, published or printed until `enable`.
+        device: Accelerator whose figures are read, by number or by torch's name, such as ``cuda:1``.
+    """
+
+    def __init__(self, enabled: bool = True, device: Any = 0) -> None:
+        self._enabled = enabled
+        self._reader = MemoryReader(device)
+        self._points: deque[Recorded] = deque(maxlen=MAX_POINTS)
+
+    def checkpoint(self, label: str) -> None:
+        """Record the memory in use now."""
+        if not self._enabled or _publishing.silenced():
+            return
+        with _publishing.HEALTH.contained("recording a checkpoint"):
+            point = self._reader.point(label)
+            self._points.append(point)
+            _publishing.publish(point)
+
+    def print_summary(self) -> None:
+        """Print the change from each checkpoint to the next. With one checkpoint or none, print nothing."""
+        if self._enabled:
+            _publishing.print_notice(profile_lines, tuple(self._points))
+
+    def reset(self) -> None:
+        """Remove the checkpoints from this object; the journal keeps them."""
+        self._points.clear()
+
+    def enable(self) -> None:
+        """Record and print from now on."""
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Record and print nothing until `enable`."""
+        self._enabled = False

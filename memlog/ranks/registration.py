@@ -1,17 +1,23 @@
-"""Registration of a run's rank in a file, and search for the runs of the training's other ranks."""
+"""Registration of a run's rank in a file, and searches for the runs of other ranks and of earlier attempts.
+
+``latest`` means the run of the lowest rank in the newest training. memlog sends this run to the trackers.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
+from memlog import journal
 from memlog._internal.distributed import RankPosition
 from memlog._internal.safe_files import read_plain, replacing
 from memlog.events import Batch
 from memlog.journal import JournalFile, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
+from memlog.journal.runs import LATEST
 
 _FILE = "rank.json"
 _MAX_BYTES = 65536
@@ -178,3 +184,83 @@ def ranks_of(run: RunDirectory) -> dict[int, RunDirectory]:
     """Return the runs of all ranks of a run's training, by rank; empty if ``run`` has no registration."""
     own = registration_of(run)
     return {} if own is None else Training(run, own).search()
+
+
+def attempt_before(run: RunDirectory, position: RankPosition, begun_us: int) -> Attempt | None:
+    """Return the attempt before a restart of the training; ``None`` if there is none.
+
+    ``run`` is this rank's run after the restart. The result describes the rank's newest earlier run in the
+    same folder of runs.
+    """
+    # A restart that torchrun has not counted looks like a first start. Then only rank 0 searches: at a real
+    # first start there is no attempt to find, and all ranks would search in vain.
+    if not position.restart and (position.rank or not _is_torchrun(position)):
+        return None
+    earlier = [
+        (other, known)
+        for other in map(RunDirectory, run.path.parent.iterdir())
+        if (known := registration_of(other)) is not None
+        and known.begun_us < begun_us
+        and _is_earlier(other, known, position)
+    ]
+    if not earlier:
+        return None
+    before, known = max(earlier, key=lambda found: (found[1].begun_us, found[0].id))
+    return Attempt(before.id, known.before.first if known.before else before.id, _end_of(before))
+
+
+def steps_ahead(run: RunDirectory) -> int:
+    """Return the number of steps by which memlog's own run in the tracker is ahead of the session.
+
+    After a restart, the tracker's run already has the steps of the earlier attempts. If the session begins at
+    step 0, return the number of these steps. If the session begins at a later step, return 0, because the
+    session's step numbers continue those of the earlier attempts. Without a restart, return 0.
+    """
+    known = registration_of(run)
+    if known is None or known.before is None:
+        return 0
+    first = next((step for file in run.files("trainer") for step in steps_of(file)), 0)
+    return 0 if first else known.before.steps
+
+
+def _is_earlier(run: RunDirectory, known: Registration, position: RankPosition) -> bool:
+    its = known.position
+    if (its.job, its.rank) != (position.job, position.rank) or its.restart > position.restart:
+        return False
+    # Under torchrun, a later training may have the same job name, so the parent process must be the same.
+    # Under SLURM, a job that is queued again has another parent process. There the job name is enough,
+    # because it has the job's unique id.
+    is_here = known.host == os.uname().nodename
+    has_same_parent = is_here and known.parent == os.getppid()
+    # torchrun counts no restart if another machine's ranks failed.
+    if its.restart == position.restart:
+        return has_same_parent and _is_torchrun(position) and not run.is_alive()
+    return position.job.startswith("slurm ") or not is_here or has_same_parent
+
+
+def _is_torchrun(position: RankPosition) -> bool:
+    return position.job.startswith("torchelastic ")
+
+
+def _end_of(run: RunDirectory) -> int:
+    """Return the number of steps that the tracker's run had when the attempt ``run`` ended."""
+    last = last_step(run)
+    return steps_ahead(run) + (0 if last is None else last + 1)
+
+
+def find_named_run(root: Path, name: str) -> RunDirectory:
+    """Return the run that a user names, as `memlog.journal.find_run` does.
+
+    For ``latest``, find the training of the newest run. Return the run of this training's lowest rank.
+
+    Raises:
+        RunNotFoundError: No run matches.
+        AmbiguousRunError: More than one run matches.
+    """
+    found = journal.find_run(root, name)
+    return lowest_rank(found) if name == LATEST else found
+
+
+def lowest_rank(run: RunDirectory) -> RunDirectory:
+    """Return the run of the lowest rank in a run's training; the run itself if it is not registered."""
+    return next(iter(ranks_of(run).values()), run)

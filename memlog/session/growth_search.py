@@ -22,7 +22,7 @@ from memlog.events import (
 from memlog.facts.growth_findings import FREE_LISTS
 from memlog.facts.judge import GrowthNews
 from memlog.facts.rises import Rise
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.other_causes import TrainersMemory
 from memlog.probes.malloc import read_heap

@@ -11,7 +11,7 @@ import msgspec
 from memlog._internal import current_session
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, Phase, main_readings, now_us
-from memlog.monitors._readings import MAX_LABEL, host
+from memlog.monitors._publishing import MAX_LABEL, host
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.peaks import PeakWindow
 from memlog.session.labels import shown_label

@@ -13,8 +13,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import RankPosition
 from memlog.delivery.helper.protocol import Message, Ranked
 from memlog.journal import RunDirectory
-from memlog.ranks.registration import Registration, Training, register
-from memlog.ranks.restarts import attempt_before
+from memlog.ranks.registration import Registration, Training, attempt_before, register
 from memlog.settings import Settings
 from memlog.sink import LOCAL
 

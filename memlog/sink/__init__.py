@@ -12,28 +12,30 @@ An integration is a package of its own that registers one `Backend` under the en
 from __future__ import annotations
 
 from memlog.sink.protocols import (
-    ArtifactStore,
-    Backend,
-    DescribingSink,
-    EndingBackend,
-    JoinableBackend,
-    ResumableBackend,
-    Sink,
-)
-from memlog.sink.records import (
     CLOSING_PARAMETERS,
     DISABLED,
     LOCAL,
     OFFLINE,
     STEP_PREFIX,
+    ArtifactStore,
     Axis,
+    Backend,
     Connection,
+    DescribingSink,
+    EndingBackend,
     Fold,
+    InProcessBackend,
+    InProcessRun,
+    JoinableBackend,
     Point,
     Resolution,
+    ResumableBackend,
+    Rows,
+    Sink,
     StoredArtifact,
     Target,
     TrackerRun,
+    writes_in_process,
 )
 from memlog.sink.search import (
     ENTRY_POINT_GROUP,
@@ -42,12 +44,6 @@ from memlog.sink.search import (
     home_of,
     is_installed,
     load_backend,
-)
-from memlog.sink.user_rows import (
-    InProcessBackend,
-    InProcessRun,
-    Rows,
-    writes_in_process,
 )
 
 __all__ = [

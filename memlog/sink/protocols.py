@@ -1,13 +1,122 @@
-"""Protocols of an integration: the backend, and the sink and the artifact store that the backend opens."""
+"""Protocols of an integration, and the data that memlog and an integration exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
 
 from memlog.events import Alert, Artifact, Status
-from memlog.sink.records import Connection, Point, Resolution, StoredArtifact, Target, TrackerRun
+
+LOCAL = "local"
+"""Name of the built-in backend: the journal itself. It needs no sink."""
+
+OFFLINE = "offline:"
+"""Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The
+folder follows the prefix, as in ``offline:/home/me/wandb/offline-run-1#project/runs/1``."""
+CLOSING_PARAMETERS = frozenset({"overhead_ms", "dropped", "faults"})
+"""Parameters that each session sends at its end. Sessions that write to the same run send different
+values. If a tracker never changes a parameter, its sink keeps the first values without a warning."""
+DISABLED = "disabled:"
+"""Address of a run that the user has disabled. The tracker stores no data of such a run."""
+
+STEP_PREFIX = "memory/host/"
+"""Beginning of the names of metrics that every step has, and that lie on the axis of steps."""
+
+Axis: TypeAlias = Literal["step", "evaluation", "epoch"]
+Resolution: TypeAlias = Literal["full", "bucketed"]
+Fold: TypeAlias = Literal["last", "max", "min"]
+"""Rule by which several values of one metric become one: keep the last, the largest or the smallest value."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One value of one metric, as a tracker gets it."""
+
+    name: str
+    value: float
+    axis: Axis
+    index: int
+    """Position on the axis: the step, evaluation or epoch."""
+    time_us: int
+    """Unix time of the event in microseconds. So a point that is sent again has the same time as before."""
+    fold: Fold = "last"
+    """Rule that combines several values of the metric into one. ``value`` may already be a combined value."""
+
+
+class TrackerRun(msgspec.Struct, frozen=True):
+    """Run in a tracker."""
+
+    run_id: str
+    uri: str | None = None
+    """Address of the tracker in the form that its client expects, or an address that begins with `OFFLINE` or
+    `DISABLED`. An address may contain a password, so memlog never stores an address unchanged."""
+    name: str | None = None
+    """Display name of the run."""
+    link: str | None = None
+    """Address of the run's page in the browser, without passwords. If there is no page, this is the command
+    that shows the run."""
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """Data that a tracker's client needs to connect.
+
+    The data is passed in memory only, never on a disk or a command line.
+    """
+
+    uri: str | None = None
+    environment: Mapping[str, str] = {}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Run that a sink writes to."""
+
+    memlog_run: str
+    """memlog's own run id."""
+    joined: TrackerRun | None
+    """The user's run, which the sink joins and never ends; ``None``: the sink opens a run of its own."""
+    opened: TrackerRun | None = None
+    """Run that an earlier sink opened for this target. If it is ``None``, the sink searches for such a run by
+    `own_id` or `id_with_beside`. If the sink finds no run, the sink opens a run."""
+    project: str | None = None
+    name: str | None = None
+    begun_us: int | None = None
+    """Start of the run, Unix time in microseconds. Delivery may begin long after this time."""
+    beside: TrackerRun | None = None
+    """Run of the user that this sink must not write to. The sink groups its own run with the user's run."""
+    connection: Connection = Connection()
+    continues: str | None = None
+    """memlog's id of the training's first session, which opened the run before a restart. The sink continues
+    that run, even if the run has ended. ``None``: this session opens the run."""
+
+    @property
+    def own_id(self) -> str:
+        """Id by which the sink finds memlog's own run again."""
+        return self.continues or self.memlog_run
+
+    @property
+    def id_with_beside(self) -> str:
+        """Id of the sink's own run: `own_id`. If ``beside`` is a run, a digest of that run's id follows.
+
+        Two targets with different runs in ``beside`` have different ids.
+        """
+        if self.beside is None:
+            return self.own_id
+        import hashlib  # noqa: PLC0415 - 3 ms of `import memlog`, and only the helper process needs it
+
+        # A digest, because the id of the user's run may already be as long as the tracker allows.
+        digest = hashlib.blake2s(self.beside.run_id.encode(), digest_size=4).hexdigest()
+        return f"{self.own_id}-{digest}"
+
+
+class StoredArtifact(msgspec.Struct, frozen=True):
+    """File that memlog has uploaded to a tracker."""
+
+    name: str
+    kind: str
+    size: int | None
+    """Bytes; ``None`` if the tracker does not report the size."""
 
 
 @runtime_checkable
@@ -205,3 +314,102 @@ class EndingBackend(Backend, Protocol):
             before: Function called on the program's thread with the tracker's id of the run, and how the run
                 ends. It does not raise.
         """
+
+
+class Rows(Protocol):
+    """Source of memlog's points for the rows of a user's run.
+
+    The methods are called on the user's thread when the user logs. They never raise.
+    """
+
+    def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
+        """Return the points to add when the user logs to a row.
+
+        Args:
+            number: Row number that the user passed. A new number closes the row that is open. ``None`` means
+                that the user logs to the row that is open.
+
+        Returns:
+            Two lists with at most one point per metric: the points for the row that this call closes, and the
+            points for the row that the user logs to.
+        """
+
+    def leave(self) -> None:
+        """Record that the user has committed the row. The user's next values are in another row."""
+
+    def give_back(self, points: Sequence[Point]) -> None:
+        """Take back points from `enter`. The client raised an exception, so these points are in no row."""
+
+    def failed(self, error: Exception) -> None:
+        """Count an error of the integration. The user's values are then logged without memlog's points."""
+
+
+class InProcessRun(Protocol):
+    """Writer in the training process that adds memlog's data to a user's run.
+
+    The user's own values stay unchanged. The writer is created on the user's thread. If the tracker's client
+    raises an exception in a call by the user, the user gets that exception. If the client itself copies rows
+    from another tracker's files into the run, an attribute ``copies_rows`` is True.
+    """
+
+    run_id: str
+
+    @property
+    def is_open(self) -> bool:
+        """True until the user has ended the run."""
+
+    def watch_end(self, before: Callable[[], object], after: Callable[[], object]) -> None:
+        """If the client allows it, register functions that are called when the user ends the run.
+
+        Args:
+            before: Function called on the user's thread just before the run ends. It can write to the run.
+            after: Function called on the user's thread after the run has ended normally. Neither function
+                raises.
+        """
+
+    def watch_rows(self, rows: Rows) -> int | None:
+        """Begin to add points to the user's rows. Each time the user logs, ask ``rows`` for the points.
+
+        If the user logs a metric with the name of a point, the user's values stay. memlog then adds no more
+        points with this name.
+
+        Returns:
+            The number that the user gave the open row; ``None`` if the user gave none.
+        """
+
+    def leave_rows(self) -> None:
+        """Stop adding points to the user's rows."""
+
+    def log(self, points: Sequence[Point], *, new_row: bool) -> None:
+        """Log points to the user's run now, without waiting until the user logs.
+
+        Args:
+            points: The points, at most one per metric.
+            new_row: True: log into a new row after the open row. False: log into the open row. memlog passes
+                True only if the user logs nothing more.
+        """
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Store facts that hold for the whole run."""
+
+    def log_alert(self, alert: Alert) -> None:
+        """Show an alert."""
+
+    def log_artifact(self, artifact: Artifact, file: Path, memlog_run: str) -> None:
+        """Store a file. The file is not moved or deleted."""
+
+
+@runtime_checkable
+class InProcessBackend(Backend, Protocol):
+    """Backend that writes to the user's runs in the training process."""
+
+    def open_in_process(self, run: TrackerRun) -> InProcessRun:
+        """Return a writer for a run that `active_run` or `JoinableBackend.run_of` has just returned.
+
+        The call takes microseconds and imports nothing.
+        """
+
+
+def writes_in_process(backend: Backend) -> bool:
+    """Return the backend's ``in_process``, or False if the backend has no such attribute."""
+    return bool(getattr(backend, "in_process", False))

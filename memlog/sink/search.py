@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from memlog._internal.diagnostics import warn
 from memlog.errors import MissingExtraError, UnknownBackendError
-from memlog.sink.protocols import Backend
-from memlog.sink.records import LOCAL
+from memlog.sink.protocols import LOCAL, Backend
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints

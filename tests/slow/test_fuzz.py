@@ -10,7 +10,7 @@ from support.flamegraphs import document
 from support.pickles import damaged, imported, malicious
 
 from memlog.artifacts.flamegraph import check
-from memlog.artifacts.openers import is_openable
+from memlog.artifacts.server import is_openable
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.errors import SnapshotError, UnopenableFileError
 

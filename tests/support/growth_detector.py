@@ -14,7 +14,7 @@ from memlog.events import (
     Sample,
 )
 from memlog.facts.detector import GrowthDetector
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.leaks.other_causes import TrainersMemory
 from memlog.probes.free_memory import host_free
 from memlog.probes.malloc import read_heap

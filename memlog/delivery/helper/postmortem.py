@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Literal
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.artifacts.journal_store import kept
+from memlog.artifacts.pulling import kept
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.bus import EventBus
 from memlog.delivery.run_report import HelpersReport, late_events

@@ -41,7 +41,7 @@ from memlog.journal.follower import Follower
 from memlog.journal.format import Role
 from memlog.ranks.ends import Failure, RankEnd, bad_end, failure_of
 from memlog.ranks.registration import Registration, registration_of
-from memlog.ranks.stalls import Stall, Stalls
+from memlog.ranks.spreads import Stall, Stalls
 
 ROLE: Role = "ranks"
 """Role of the journal that rank 0's helper writes about all ranks."""

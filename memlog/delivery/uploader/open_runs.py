@@ -17,8 +17,7 @@ from memlog.events import End
 from memlog.journal import Binding, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock, UploadState
 from memlog.journal.in_process_state import Claim, ClaimOf
-from memlog.ranks.registration import registration_of
-from memlog.ranks.restarts import steps_ahead
+from memlog.ranks.registration import registration_of, steps_ahead
 from memlog.sink import Connection, DescribingSink, Sink, Target, TrackerRun
 
 logger = logging.getLogger("memlog.delivery")

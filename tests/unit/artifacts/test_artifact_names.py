@@ -6,8 +6,7 @@ import pytest
 from support.sinks import ListSink, ListTracker
 
 import memlog
-from memlog.artifacts.journal_store import JournalStore
-from memlog.artifacts.names import is_safe
+from memlog.artifacts.pulling import JournalStore, is_safe
 from memlog.delivery.helper import worst_step
 from memlog.events import POSTMORTEM_FILE
 from memlog.journal import find_run

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from support.flamegraphs import document, evented, sampled
 
-from memlog.artifacts.binary_units import in_binary_units
-from memlog.artifacts.flamegraph import check
+from memlog.artifacts.flamegraph import check, in_binary_units
 
 
 def shown(*profiles: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from support.flamegraphs import SCHEMA, document, evented, sampled
 from memlog.artifacts import contents
 from memlog.artifacts.contents import read_content
 from memlog.artifacts.flamegraph import check, is_flamegraph
-from memlog.artifacts.openers import is_openable
+from memlog.artifacts.server import is_openable
 from memlog.errors import UnopenableFileError
 
 

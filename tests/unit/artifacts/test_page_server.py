@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memlog.artifacts.openers import Page
-from memlog.artifacts.server import PageServer
+from memlog.artifacts.server import Page, PageServer
 
 PAGE = Page("index.html#view", {"index.html": ("text/html", b"<p>hello</p>")})
 

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stores import DictStore, stored
 
-from memlog.artifacts.names import is_safe, numbered
-from memlog.artifacts.pulling import MAX_FILE_BYTES, MAX_FILES, Pulled, Puller, choose
+from memlog.artifacts.pulling import (
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    Pulled,
+    Puller,
+    choose,
+    is_safe,
+    numbered,
+)
 from memlog.errors import ArtifactError
 from memlog.sink import StoredArtifact
 

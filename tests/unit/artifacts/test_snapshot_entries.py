@@ -14,8 +14,7 @@ from support.device_snapshots import BASE, block, entry, segment, snapshot
 from support.pickles import damaged, imported
 
 from memlog import SnapshotError, UnsafeSnapshotError
-from memlog.artifacts.snapshot_entries import SnapshotUnpickler
-from memlog.artifacts.snapshots import draw_snapshot, read_snapshot
+from memlog.artifacts.snapshots import SnapshotUnpickler, draw_snapshot, read_snapshot
 from memlog.trace.exporters import trace_plot
 from memlog.trace.exporters.snapshot_reading import Entries
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.pickles import damaged, endless, imported, malicious
 
 from memlog import SnapshotError, UnsafeSnapshotError
-from memlog.artifacts import plain_pickle
+from memlog.artifacts import snapshots
 from memlog.artifacts.snapshots import parse_snapshot, read_snapshot
 
 PLAIN: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_types_that_no_snapshot_holds_are_refused() -> None:
 @given(VALUES, st.integers(2, pickle.HIGHEST_PROTOCOL))
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     shared = [value, value, {"again": value}]
-    read = plain_pickle.loads(pickle.dumps(shared, protocol))
+    read = snapshots.loads(pickle.dumps(shared, protocol))
     assert repr(read) == repr(shared)  # True is not 1, and 0.0 is not -0.0
     assert read[0] is read[1] or not isinstance(value, list | dict)
 

@@ -20,8 +20,8 @@ from support.thirdparty import ListBackend
 from memlog._internal.npm_package import SPEEDSCOPE
 from memlog.artifacts import flamegraph
 from memlog.artifacts.contents import read_content
-from memlog.artifacts.journal_store import kept
-from memlog.artifacts.openers import is_openable
+from memlog.artifacts.pulling import kept
+from memlog.artifacts.server import is_openable
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
@@ -176,7 +176,7 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
-    monkeypatch.setattr("memlog.artifacts.viewer.SPEEDSCOPE", elsewhere)
+    monkeypatch.setattr("memlog.artifacts.flamegraph.SPEEDSCOPE", elsewhere)
     message = complaint("open", "graph")
     assert str(tmp_path / "graph") in message
     assert "npm is not installed" in message

@@ -12,8 +12,7 @@ from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, End, Status
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import HelperLock
-from memlog.ranks.registration import register
-from memlog.ranks.restarts import attempt_before
+from memlog.ranks.registration import attempt_before, register
 
 
 def attempt(root: Path, restart: int, status: Status) -> RunDirectory:

@@ -6,7 +6,7 @@ from typing import Any
 from support import device_snapshots
 from support.journals import GIB, MadeRun, at, batch
 
-from memlog.artifacts.journal_store import kept
+from memlog.artifacts.pulling import kept
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import End, OutOfMemory
 from memlog.journal import RunDirectory

@@ -25,8 +25,7 @@ from memlog.events import (
 from memlog.facts.detector import GrowthDetector
 from memlog.facts.growth_findings import GrowthFindings, finding_of
 from memlog.growth import Growth
-from memlog.growth.forecast import forecast
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion, forecast
 from memlog.leaks import other_causes
 from memlog.probes.garbage import collect_garbage
 

@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterable
 
 from memlog._internal.units import MIB
-from memlog.growth.gaps import Gaps, StepLevel
-from memlog.growth.series import SeriesWatch
+from memlog.growth.series import Gaps, SeriesWatch, StepLevel
 
 SEARCH = 24
 """Number of steps that a search takes."""

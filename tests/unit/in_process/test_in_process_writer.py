@@ -11,8 +11,8 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
 from memlog.delivery.run_report import keep_report
 from memlog.events import Alert, Artifact
-from memlog.in_process.messages import ended_early
 from memlog.in_process.writer import INTERVAL, InProcessWriter, _Ending
+from memlog.in_process.written_runs import ended_early
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
 from memlog.journal.in_process_state import InProcessState
 from memlog.sink import Point, Rows

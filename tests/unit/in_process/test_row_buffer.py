@@ -7,8 +7,7 @@ from support.journals import at, batch, finished_run
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Loss, Sample
-from memlog.in_process.row_buffer import UsersRows
-from memlog.in_process.series_csv import write_series
+from memlog.in_process.row_buffer import UsersRows, write_series
 from memlog.journal import RunDirectory
 
 MIB = 2**20

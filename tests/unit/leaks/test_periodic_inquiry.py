@@ -12,7 +12,7 @@ import torch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import HOST_ANON, SHARED, Batch, Event, Finding, Inquiry, Trace
 from memlog.facts.growth_findings import FREE_LISTS
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion
 from memlog.leaks import inquiry
 from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry

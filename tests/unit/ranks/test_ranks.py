@@ -21,10 +21,15 @@ from memlog.events import (
 from memlog.journal import RunDirectory
 from memlog.metrics import values
 from memlog.ranks.ends import RankEnd, bad_end, failure_of
-from memlog.ranks.registration import Attempt, ranks_of, register, registration_of
-from memlog.ranks.restarts import attempt_before, steps_ahead
-from memlog.ranks.spreads import RankSpreads
-from memlog.ranks.stalls import STALLED_AFTER, Stalls
+from memlog.ranks.registration import (
+    Attempt,
+    attempt_before,
+    ranks_of,
+    register,
+    registration_of,
+    steps_ahead,
+)
+from memlog.ranks.spreads import STALLED_AFTER, RankSpreads, Stalls
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import HOST_ANON, Event, Finding, Inquiry
 from memlog.facts.judge import GrowthNews
-from memlog.growth.series import Verdict
-from memlog.growth.suspicion import Suspicion
+from memlog.growth.series import Suspicion, Verdict
 from memlog.leaks.holders import Holder, HolderKind
 from memlog.session.growth_search import GrowthSearch
 

@@ -9,7 +9,7 @@ import pytest
 from support.stores import moved_away
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.artifacts.journal_store import JournalStore
+from memlog.artifacts.pulling import JournalStore
 from memlog.events import End
 from memlog.journal import JournalWriter, RunDirectory, new_run
 from memlog.journal.artifacts import keep
