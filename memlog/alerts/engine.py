@@ -34,9 +34,8 @@ from memlog.events import (
     readings,
 )
 from memlog.metrics import fragmentation
-from memlog.probes.cgroup import read_cgroup
-from memlog.probes.garbage import Collection, collect_garbage
-from memlog.probes.machine import machine_memory, memory_limit
+from memlog.probes.allocators import Collection, collect_garbage
+from memlog.probes.machine import machine_memory, memory_limit, read_cgroup
 
 COOLDOWN_S = 300.0
 """Minimum seconds between two alerts of one rule about the same device or host, by the events' timestamps."""

@@ -1,22 +1,32 @@
-"""Detection, in the training process, of runs that the user opens in a tracker."""
+"""Detection, in the training process, of runs that the user opens in a tracker, and the run's parameters.
+
+Other libraries with trainers load memlog's callback themselves, or the script passes the callback. memlog
+uses no entry points for this, because reading them would take milliseconds at every ``init``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memlog._internal.diagnostics import Diagnostics
+from memlog._internal import distributed
+from memlog._internal.diagnostics import Diagnostics, warn
 from memlog._internal.redact import remember
+from memlog._internal.units import MIB
 from memlog.autolog.step_numbers import RunOffsets
+from memlog.bus import EventBus
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
-from memlog.events import Status, ThreadStep, now_us
+from memlog.events import DeviceReading, Parameters, Status, ThreadStep, now_us
 from memlog.journal import Binding, JournalWriter, binding_of
 from memlog.metrics import bucket_start
+from memlog.probes.accelerator import AcceleratorProbe
+from memlog.settings import Settings
 from memlog.sink import (
     DISABLED,
     Backend,
@@ -288,3 +298,82 @@ class RunDetector:
         self._tell(Join(name, run, in_process=writer is not None, offset=offset))
         self._journal.bind(name, binding)
         return binding
+
+
+@dataclass(eq=False)
+class RunParameters:
+    """Publisher of the run's parameters and of new devices.
+
+    Attributes:
+        published: True after the parameters were published. If the user opens another run, the caller sets
+            False, and the new run gets the parameters, too.
+    """
+
+    _settings: Settings
+    _bus: EventBus
+    _run_detector: RunDetector
+    _accelerators: AcceleratorProbe
+    _diagnostics: Diagnostics
+    _model: Any
+    _before: Callable[[], object]
+    _model_size: dict[str, str] = field(default_factory=dict, init=False)
+    published: bool = field(default=False, init=False)
+
+    def publish(self, devices: tuple[DeviceReading, ...]) -> None:
+        """Publish new devices.
+
+        If the parameters were not `published` yet, also publish them and send the clients' connection data.
+        """
+        if not self.published:
+            self.published = True
+            self._before()
+            self._run_detector.connect()
+            with self._diagnostics.contained("gathering the run's parameters"):
+                self._bus.publish(Parameters(now_us(), self._values(devices)))
+        for device in self._accelerators.new_devices():
+            self._bus.publish(device)
+
+    def publish_without_step(self) -> None:
+        """If no step has published the parameters, publish them at an epoch or evaluation. Never raises."""
+        if not self.published:
+            with self._diagnostics.contained("beginning a run"):
+                self.publish(self._accelerators.read())
+
+    def _values(self, devices: tuple[DeviceReading, ...]) -> dict[str, str]:
+        torch = sys.modules.get("torch")
+        values = {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(getattr(torch, "__version__", "not loaded")),
+            "devices": ", ".join(reading.name for reading in devices) or "cpu",
+            **distributed.described(),
+            **self._settings.described(),
+        }
+        if self._model is not None:
+            # Only the figures are kept, so that the user can free the model.
+            self._model_size, self._model = _model_size(self._model), None
+        return {**values, **self._model_size}
+
+
+def _model_size(model: Any) -> dict[str, str]:
+    parameters = list(model.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return {
+        "model": type(model).__name__,
+        "model_parameters": str(sum(parameter.numel() for parameter in parameters)),
+        "model_parameters_mib": f"{size / MIB:.1f}",
+    }
+
+
+TRAINER = "transformers.trainer"
+_PACKAGE = "memlog_transformers"
+
+
+def load_package(_module: object) -> None:
+    """Import ``memlog_transformers``. Never raises, because the script's own import must not fail."""
+    try:
+        __import__(_PACKAGE)
+    except Exception as error:  # noqa: BLE001 - see above
+        warn(
+            f"memlog: {_PACKAGE} can't be imported ({error!r}), so memlog counts optimizer steps, not the "
+            "Trainer's steps: update memlog and transformers"
+        )

@@ -37,7 +37,7 @@ class RunOffsets:
         self._unsure: set[tuple[str, str]] = set()
         """Runs that begin at step 0 because nothing else is known."""
         self._next: dict[tuple[str, str], int] = {}
-        """Next step of each run whose thread does not lead (`memlog.autolog.training_threads`)."""
+        """Next step of each run whose thread does not lead (`memlog.autolog.optimizer_steps`)."""
         self._left: dict[tuple[str, str], int] = {}
         """The session's next step when the events of each run ended, because another run was joined."""
 

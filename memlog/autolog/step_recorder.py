@@ -13,17 +13,14 @@ from typing import Any, Protocol
 from memlog._internal import fork
 from memlog._internal.diagnostics import NOT_NOTICED, Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog.autolog.run_detector import RunDetector
-from memlog.autolog.run_parameters import RunParameters
+from memlog.autolog.run_detector import RunDetector, RunParameters
 from memlog.autolog.step_numbers import TrainerNumbers, checked_number
 from memlog.bus import EventBus
 from memlog.events import Batch, DeviceReading, Health, HeapReading, PinnedMemory, Run, now_us
 from memlog.journal import JournalWriter, RunDirectory, list_runs
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.host import HostProbe
-from memlog.probes.malloc import read_heap
-from memlog.probes.peaks import PeakWindow
-from memlog.probes.pinned import read_pinned
+from memlog.probes.allocators import read_heap, read_pinned
+from memlog.probes.host import HostProbe, PeakWindow
 from memlog.settings import Settings
 
 _WORK = 1.0
@@ -141,7 +138,7 @@ class BatchRecorder:
             self._record()
 
     def other_thread_stepped(self) -> None:
-        """Record a step of a thread that does not lead (`memlog.autolog.training_threads`). Never raises."""
+        """Record a step of a thread that does not lead (`memlog.autolog.optimizer_steps`). Never raises."""
         if fork.generation == self._generation and not (self._by_hand or self._claimed):
             probe = HostProbe(
                 self._diagnostics

@@ -28,8 +28,14 @@ from memlog.errors import (
     TrackerUnavailableError,
 )
 from memlog.journal import RunDirectory
-from memlog.journal.delivery_state import Progress, TakenOver, UploadState, read_states
-from memlog.journal.in_process_state import InProcessState, claims_of
+from memlog.journal.delivery_state import (
+    InProcessState,
+    Progress,
+    TakenOver,
+    UploadState,
+    claims_of,
+    read_states,
+)
 from memlog.ranks.registration import find_named_run
 from memlog.reports import Summary, summarize
 from memlog.reports.schema import Delivery

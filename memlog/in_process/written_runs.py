@@ -31,8 +31,7 @@ from memlog.events import (
 from memlog.in_process.row_buffer import SERIES_KIND, UsersRows, write_series
 from memlog.journal import Header, RunDirectory
 from memlog.journal.artifacts import artifact_path
-from memlog.journal.delivery_state import UploadState
-from memlog.journal.in_process_state import InProcessState
+from memlog.journal.delivery_state import InProcessState, UploadState
 from memlog.metrics import in_run, parameters_of
 from memlog.sink import InProcessRun
 

@@ -1,18 +1,25 @@
-"""Inputs of a step that has just ended, and of a step that failed."""
+"""Inputs of a step that has just ended, and of a step that failed, among the program's variables.
+
+The search runs no code of the program. It calls only C-level functions of Python's own types. It switches off
+overrides of ``__torch_function__``, and reads only plain tensors.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter, UserDict
 from collections.abc import Iterable, Iterator
 from inspect import CO_OPTIMIZED
 from itertools import islice
+from math import prod
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
 
 from memlog._internal.frame_locals import local_variables
+from memlog._internal.inert_access import bases, class_namespace, instance_dict, is_kind
 from memlog.events import TensorInput
-from memlog.inputs.tensors import TensorFinder
 
 _FRAMES = 64
 """Maximum number of frames to look at."""
@@ -122,3 +129,177 @@ def program_frames(frames: Iterable[FrameType]) -> Iterator[FrameType]:
     for frame in islice(frames, _FRAMES):
         if not frame.f_code.co_filename.startswith(foreign):
             yield frame
+
+
+_DEPTH = 3
+"""Maximum depth of containers in containers. Deeper values are not looked at."""
+_ITEMS = 16
+"""Containers with more items than this are not searched: they are data sets or histories, not batches."""
+_VALUES = 2_000
+"""Maximum number of values to look at in one search."""
+_FOUND = 32
+"""Maximum number of tensors to find in one search."""
+_NAME = 60
+"""Maximum number of characters in a tensor's name. Tensors with longer names are left out."""
+_WITHOUT_TENSORS = frozenset(
+    id(kind)
+    for kind in (
+        *(int, float, bool, str, bytes, complex, range, type(None), type, set, frozenset),
+        *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+    )
+)
+"""Identities of types whose instances contain no tensors. The types themselves are not compared, because a
+metaclass can define ``__eq__`` and ``__hash__``."""
+
+
+class TensorFinder:
+    """Finder of the plain tensors among some variables.
+
+    Make a new finder for each search. A finder recognises objects by their ids, so the caller must keep the
+    objects alive until the search has ended.
+    """
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules.get("torch")
+        self._seen: set[int] = set()
+        self._looked_at = 0
+        self.found: list[TensorInput] = []
+        self.tensors: list[Any] = []
+        """The tensors of `found`."""
+
+    def add(self, variables: Iterable[tuple[str, object]]) -> None:
+        """Add the tensors of some variables. A tensor with several names is added under the first name."""
+        if self._torch is None:
+            return
+        with self._torch._C.DisableTorchFunction():  # noqa: SLF001 - no public name
+            for name, value in variables:
+                self._add(name, value, _DEPTH)
+
+    def _add(self, name: str, value: object, depth: int) -> None:
+        kind = type(value)
+        if id(kind) in _WITHOUT_TENSORS or self._is_full():
+            return
+        if kind is self._torch.Tensor:
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._add_tensor(name, value)
+        elif depth:
+            for item, inner in _items(name, value):
+                self._add(item, inner, depth - 1)
+
+    def _is_full(self) -> bool:
+        self._looked_at += 1
+        return self._looked_at > _VALUES or len(self.found) >= _FOUND
+
+    def _add_tensor(self, name: str, tensor: Any) -> None:
+        if tensor.requires_grad or tensor.is_nested or not tensor.dim() or len(name) > _NAME:
+            return
+        shape = tuple(int(size) for size in tensor.shape)
+        self.found.append(TensorInput(name, shape, str(tensor.dtype).removeprefix("torch.")))
+        self.tensors.append(tensor)
+
+
+def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the items of a container with their names; nothing if ``value`` is no container, or too large."""
+    if is_kind(value, dict):
+        yield from _dict_items(name, cast("dict[object, object]", value))
+    elif is_kind(value, list):
+        yield from _sequence_items(name, list.__iter__(cast("list[object]", value)))
+    elif is_kind(value, tuple):
+        yield from _sequence_items(name, tuple.__iter__(cast("tuple[object, ...]", value)))
+    elif is_kind(value, UserDict):  # such as ``BatchEncoding`` of Hugging Face
+        inner = dict(_attributes(value)).get("data")
+        if type(inner) is dict:
+            yield from _dict_items(name, inner)
+    elif any("__dataclass_fields__" in class_namespace(one) for one in bases(type(value))):
+        yield from ((f"{name}.{field}", each) for field, each in _attributes(value))
+
+
+def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, object]]:
+    if dict.__len__(values) > _ITEMS:
+        return
+    for key, value in list(dict.items(values)):
+        if type(key) is str and key.isprintable():
+            yield f'{name}["{key}"]', value
+        elif type(key) is int:
+            yield f"{name}[{key}]", value
+
+
+def _sequence_items(name: str, values: Iterator[object]) -> Iterator[tuple[str, object]]:
+    items = list(islice(values, _ITEMS + 1))
+    if len(items) <= _ITEMS:
+        yield from ((f"{name}[{at}]", item) for at, item in enumerate(items))
+
+
+def _attributes(value: object) -> list[tuple[str, object]]:
+    """Return an instance's own attributes without calling properties or ``__getattribute__``."""
+    own = instance_dict(value)
+    if own is None or len(own) > _ITEMS:
+        return []
+    return [(name, each) for name, each in list(own.items()) if type(name) is str]
+
+
+_LOOKS = 2
+"""If something grew at this number of looks in a row, it keeps what earlier steps made."""
+_OWN = 0.4
+"""If a variable's tensor grows at each look, and this part of the peaks' rise is its own bytes, it is kept.
+``torch.cat`` has the old tensor beside the new one, so a half of the rise is the new one's. A model needs
+several times the memory of its inputs."""
+
+
+class KeptTensors:
+    """Watch over the tensors that are seen at the ends of steps."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._gains: Counter[str] = Counter()
+        self._grown: dict[str, _Growth] = {}
+
+    def inputs_among(self, found: tuple[TensorInput, ...], peak: int) -> tuple[TensorInput, ...]:
+        """Return the tensors that are inputs of this step. ``peak`` is the step's peak in bytes.
+
+        The items of a container that gains items from look to look are left out, and so is a variable's
+        tensor whose own growth explains the peaks.
+        """
+        held = Counter(container for each in found if (container := _container(each)))
+        for name, count in held.items():
+            if count > self._held.get(name, count):
+                self._gains[name] += 1
+            elif self._gains[name] < _LOOKS:
+                self._gains[name] = 0
+        self._held = held
+        return tuple(
+            each
+            for each in found
+            if not self._gains[_container(each)] and not self._explains_peaks(each, peak)
+        )
+
+    def _explains_peaks(self, each: TensorInput, peak: int) -> bool:
+        size = _bytes(each)
+        growth = self._grown.get(each.name)
+        if growth is None or size < growth.size:
+            self._grown[each.name] = _Growth(size, peak)
+            return False
+        growth.looks += size > growth.size
+        growth.size = size
+        return growth.looks >= _LOOKS and size - growth.first > _OWN * (peak - growth.peak)
+
+
+class _Growth:
+    """Sizes of a variable's tensor since it shrank last."""
+
+    def __init__(self, size: int, peak: int) -> None:
+        self.first = self.size = size
+        self.peak = peak
+        self.looks = 0
+
+
+def _container(each: TensorInput) -> str:
+    """Return the variable that holds an input as an item; empty if the input is a variable itself."""
+    name, bracket, _ = each.name.partition("[")
+    return name if bracket else ""
+
+
+def _bytes(each: TensorInput) -> int:
+    bits = re.search(r"\d+", each.dtype)  # none in ``bool``
+    return prod(each.shape) * (1 if bits is None else int(bits[0]) // 8)

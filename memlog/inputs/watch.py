@@ -22,10 +22,9 @@ from memlog.events import (
     now_us,
     peak_readings,
 )
-from memlog.inputs.kept import KeptTensors
 from memlog.inputs.relation import Relation, StepPeak, relation
-from memlog.inputs.step_inputs import inputs_at_step_end
-from memlog.probes.malloc import read_heap
+from memlog.inputs.step_inputs import KeptTensors, inputs_at_step_end
+from memlog.probes.allocators import read_heap
 
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""
@@ -268,7 +267,7 @@ class StepInputsWatch:
             found = (found or known)._replace(per_step=0.0)
         if found is None:
             return
-        from memlog.inputs.finding import larger_steps, matters  # noqa: PLC0415 - rarely needed
+        from memlog.inputs.relation import larger_steps, matters  # noqa: PLC0415 - rarely needed
 
         if matters(found):
             self._found = found

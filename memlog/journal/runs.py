@@ -18,8 +18,7 @@ from memlog.errors import (
     UnwritableDirectoryError,
 )
 from memlog.events import End, Event, RankFailure
-from memlog.journal.format import Header, Position, ProcessIdentity, Role
-from memlog.journal.process_identity import birth_of
+from memlog.journal.format import Header, Position, ProcessIdentity, Role, birth_of
 from memlog.journal.reader import JournalFile, segments_in
 from memlog.settings import runs_directory
 

@@ -14,7 +14,7 @@ from typing import Any
 from memlog._internal import current_session, fork
 from memlog._internal.terminal import say
 from memlog.autolog.optimizer_steps import Autolog, wait_for_a_session
-from memlog.session.exit_status import is_a_child_of_multiprocessing
+from memlog.session.exit import is_a_child_of_multiprocessing
 from memlog.session.session import init
 
 

@@ -34,7 +34,7 @@ from memlog.leaks.other_causes import (
 )
 from memlog.leaks.periodic_search import LASTING, PeriodicInquiry
 from memlog.leaks.time_budget import EarnedTime, seconds_allowed
-from memlog.probes.free_memory import device_free, host_free
+from memlog.probes.machine import device_free, host_free
 
 if TYPE_CHECKING:
     from memlog.leaks.holder_search import HolderSearch

@@ -40,9 +40,14 @@ from memlog.leaks.holders import Holder
 from memlog.leaks.process_objects import MEMLOG
 from memlog.leaks.time_budget import TimeBudget, seconds_allowed
 from memlog.leaks.watched_storages import Site, WatchedStorage
-from memlog.probes.garbage import collect_garbage, device_in_use, heap_in_use
-from memlog.probes.malloc import Heap, read_heap
-from memlog.probes.sqlite_memory import read_sqlite_bytes
+from memlog.probes.allocators import (
+    Heap,
+    collect_garbage,
+    device_in_use,
+    heap_in_use,
+    read_heap,
+    read_sqlite_bytes,
+)
 from memlog.tracer.attribution.calling_lines import CallingLines
 
 _COUNT_SECONDS: Final = 0.3

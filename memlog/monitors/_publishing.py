@@ -16,8 +16,7 @@ from memlog._internal.current_session import Publisher
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading, Epoch, Event, Recorded, now_us
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.host import HostProbe
-from memlog.probes.peaks import PeakWindow
+from memlog.probes.host import HostProbe, PeakWindow
 
 
 class _MonitorDiagnostics(Diagnostics):

@@ -10,7 +10,7 @@ from typing import Any
 from memlog.events import Artifact
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep
-from memlog.probes.cuda_allocator import records_history, segments_without_history
+from memlog.probes.allocators import records_history, segments_without_history
 from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"

@@ -1,13 +1,24 @@
-"""What the program was doing as an allocation failed, read from the functions that were running."""
+"""Circumstances of a failed allocation: what the program was doing, in which layer, and the host's limits.
+
+memlog gets an exception only after the stack has unwound and the step's memory was released. At that time,
+more memory is free than at the failure. So memlog reads the highest memory use of the process, which the
+kernel records. The use at the failure was at most this highest use.
+"""
 
 from __future__ import annotations
 
 import linecache
+import os
 import re
+import resource
 import site
+import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -15,11 +26,17 @@ from memlog._internal.inert_access import instance_dict, is_kind, type_name
 from memlog._internal.source_name import source_name
 from memlog.events import Activity, GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
-from memlog.oom.device_state import SMALL_SEGMENT
-from memlog.oom.frames import optimizer_of
-from memlog.oom.held_tensors import held_tensors, kept_graph
-from memlog.oom.tensor_storage import address, is_on, sizes_of, tensors_in
-from memlog.oom.tensor_storage import size as size_of
+from memlog.oom.device_state import (
+    SMALL_SEGMENT,
+    address,
+    held_tensors,
+    is_on,
+    kept_graph,
+    sizes_of,
+    tensors_in,
+)
+from memlog.oom.device_state import size as size_of
+from memlog.probes.machine import available_memory, machine_memory, read_cgroup
 
 _STATE_TENSORS = {
     **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adadelta"), 2),
@@ -82,8 +99,8 @@ def circumstances(
 ) -> Circumstances:
     """Return what the program was doing. ``frames`` are the running functions, the outermost first.
 
-    ``phase`` is the phase of training that `memlog.oom.frames.locate` found. ``requested`` is the size of the
-    failed request to the driver, in bytes.
+    ``phase`` is the phase of training that `locate` found. ``requested`` is the size of the failed request to
+    the driver, in bytes.
     """
     models = _Models(torch, frames, device)
     gradients = bool(torch.is_grad_enabled())
@@ -365,3 +382,188 @@ class _Models:
 def _weights(module: Any) -> Iterator[Any]:
     yield from module.parameters()
     yield from module.buffers()
+
+
+_MODULE_CALL = "_call_impl"
+"""Function of ``torch.nn.Module`` that runs a module's ``forward``."""
+_BACKWARD = "_engine_run_backward"
+
+
+def current_frames(left_out: str = "") -> list[FrameType]:
+    """Return the frames of the calling thread, the outermost first.
+
+    The caller's own frame is left out. Otherwise a caller that keeps the list in a variable would have a
+    frame that refers to itself. Frames of the file ``left_out`` are left out, too.
+
+    The backward pass on a device runs in a thread of its own, which begins with no frame of the program. In
+    that thread, the frames of the thread that called the backward pass come first, if they are known.
+    """
+    outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect calls it, too
+    own = [frame for frame, _ in walk_stack(outside) if frame.f_code.co_filename != left_out][::-1]
+    if is_in_backward() and all(frame.f_code.co_name != _BACKWARD for frame in own):
+        return [*_caller_of_backward(), *own]
+    return own
+
+
+def is_in_backward() -> bool:
+    """Return True if the calling thread runs an operation of a backward pass."""
+    torch = sys.modules.get("torch")
+    current = getattr(getattr(torch, "_C", None), "_current_graph_task_id", None)
+    return current is not None and current() != -1
+
+
+def _caller_of_backward() -> list[FrameType]:
+    """Return the frames of the thread that waits for a backward pass, the outermost first.
+
+    If several threads wait, return no frames: it is unknown which of them called the calling thread's pass.
+    While a thread waits, it runs no Python code, so that its frames do not change.
+    """
+    waiting = [
+        frame
+        for frame in sys._current_frames().values()  # noqa: SLF001 - the only way
+        if frame.f_code.co_name == _BACKWARD
+    ]
+    if len(waiting) != 1:
+        return []
+    return [frame for frame, _ in walk_stack(waiting[0])][::-1]
+
+
+def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
+    """Return the layer and the phase that a thread is running. Each is ``None`` if it is unknown.
+
+    ``frames`` holds the frames of the thread, the outermost first.
+
+    The layer is a text such as ``encoder.0 (Linear)``: the path in the outermost module's
+    ``named_modules()``, and the class. In a backward pass, the phase is ``backward`` and the layer is usually
+    ``None``, because the frames contain no module. Only checkpointing runs modules again in a backward pass.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None, None
+    modules: list[Any] = []
+    phase: str | None = None
+    optimizer_folders: tuple[str, ...] = (str(Path(torch.__file__ or "").parent),)
+    for frame in frames:
+        name = frame.f_code.co_name
+        if phase == "optimizer" and not frame.f_code.co_filename.startswith(optimizer_folders):
+            phase = None  # the frame is a closure that the optimizer calls; the closure is the program's code
+        if name == _MODULE_CALL:
+            phase = "backward" if phase == "backward" else "forward"
+        elif name == _BACKWARD:
+            phase, modules = "backward", []
+            continue
+        elif name != "step":
+            continue
+        owner = frame.f_locals.get("self")
+        if name == _MODULE_CALL and isinstance(owner, torch.nn.Module):
+            modules.append(owner)
+        elif name == "step" and isinstance(owner, torch.optim.Optimizer):
+            phase, modules = "optimizer", []
+            optimizer_folders = (optimizer_folders[0], str(Path(frame.f_code.co_filename).parent))
+    return _path(modules), phase
+
+
+def optimizer_of(frames: Iterable[FrameType]) -> Any:
+    """Return the innermost optimizer whose ``step`` runs in these frames; ``None`` if there is none."""
+    torch: Any = sys.modules["torch"]
+    found = None
+    for frame in frames:
+        if frame.f_code.co_name == "step":
+            owner = frame.f_locals.get("self")
+            found = owner if isinstance(owner, torch.optim.Optimizer) else found
+    return found
+
+
+def _path(modules: list[Any]) -> str | None:
+    if not modules:
+        return None
+    root, layer = modules[0], modules[-1]
+    named = (path for path, module in root.named_modules() if module is layer)
+    path = next(named, None)
+    kind = type(layer).__name__
+    return f"{path} ({kind})" if path else kind
+
+
+_KIB = 1024
+
+
+class Headroom(NamedTuple):
+    """Used and free memory under one limit, in bytes; ``None`` if unknown."""
+
+    used: int | None
+    """Bytes in use by all processes under the limit when this process's memory use was highest."""
+    free: int | None
+    """Bytes that were free at the time of this process's highest memory use."""
+    free_after: int | None
+    """Bytes that were free after the failed step's memory was released."""
+    limit: int | None
+    limited_by: str | None
+
+
+UNKNOWN_HEADROOM = Headroom(None, None, None, None, None)
+
+
+def host_headroom() -> Headroom:
+    """Return the headroom with the fewest free bytes.
+
+    The candidates are the headrooms of the process's address space, of its control group, and of the machine.
+    """
+    memory = _own_memory()
+    headrooms = [_address_space(memory), _cgroup(memory), _machine(memory)]
+    known = [headroom for headroom in headrooms if headroom.limit is not None]
+    return min(known, key=lambda headroom: headroom.free or 0, default=UNKNOWN_HEADROOM)
+
+
+def highest_resident() -> int | None:
+    """Return the largest resident set size of this process so far, in bytes; ``None`` if unknown."""
+    return _own_memory().get("VmHWM")
+
+
+def _own_memory() -> dict[str, int]:
+    """Return the kernel's figures of this process, such as ``VmPeak``, in bytes."""
+    figures: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name.startswith("Vm"):
+                figures[name] = int(rest.split()[0]) * _KIB
+    return figures
+
+
+def _address_space(memory: dict[str, int]) -> Headroom:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used, peak = memory.get("VmSize"), memory.get("VmPeak")
+    if limit == resource.RLIM_INFINITY or used is None or peak is None:
+        return UNKNOWN_HEADROOM
+    name = "the limit on the process's address space (ulimit -v)"
+    after = max(limit - used, 0)
+    if peak > limit:  # the limit was lowered later; the highest use since then is unknown
+        return Headroom(None, None, after, limit, name)
+    return Headroom(peak, limit - peak, after, limit, name)
+
+
+def _cgroup(memory: dict[str, int]) -> Headroom:
+    reading = read_cgroup(os.getpid())
+    if reading.used is None or reading.limit is None:
+        return UNKNOWN_HEADROOM
+    name = "the memory limit of the container (cgroup)"
+    return _of_pages(reading.used, reading.limit, memory, name)
+
+
+def _machine(memory: dict[str, int]) -> Headroom:
+    free, total = available_memory(), machine_memory()
+    if free is None or total is None:
+        return UNKNOWN_HEADROOM
+    return _of_pages(total - free, total, memory, "the machine's memory")
+
+
+def _of_pages(used: int, limit: int, memory: dict[str, int], name: str) -> Headroom:
+    """Return the headroom under a limit that other processes share.
+
+    The kernel does not record the highest use by all processes together. memlog estimates it: the current use
+    by all processes, plus the difference between this process's largest and current resident set size.
+    """
+    given_back = max(memory.get("VmHWM", 0) - memory.get("VmRSS", 0), 0)
+    after = max(limit - used, 0)
+    highest = min(used + given_back, limit)
+    return Headroom(highest, limit - highest, after, limit, name)

@@ -1,27 +1,44 @@
-"""Recognition of exceptions that report a failed allocation, and description of the failure."""
+"""Exceptions that report a failed allocation: recognition, description, and what catches them.
+
+Accelerate's ``find_executable_batch_size`` and Lightning's batch size finder ask a function of theirs whether
+an error is a failed allocation. While a session runs, memlog replaces this function by one that passes the
+call on, and then notes the failure and the batch size that the search tried.
+
+At exit, Python tells no exit handler that ``sys.exit(1)`` ends the program. A script that catches the error
+of a failed allocation, prints a message and calls ``sys.exit(1)`` would count as finished. So after a failed
+allocation, and not before, ``sys.exit`` is a function that passes each call on to the original.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
 import re
 import sys
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.redact import without_credentials
+from memlog._internal.replacements import Replacements
 from memlog.events import OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
-from memlog.oom.circumstances import line_of, source_of
-from memlog.oom.frames import locate
-from memlog.oom.limits import UNKNOWN_HEADROOM, highest_resident, host_headroom
+from memlog.oom.circumstances import (
+    UNKNOWN_HEADROOM,
+    highest_resident,
+    host_headroom,
+    line_of,
+    locate,
+    source_of,
+)
+from memlog.probes.allocators import read_heap, read_pinned
 from memlog.probes.machine import machine_memory
-from memlog.probes.malloc import read_heap
-from memlog.probes.pinned import read_pinned
 
 _MAX_MESSAGE = 300
 _MAX_DEVICE_MESSAGE = 1_500
@@ -317,3 +334,91 @@ def _size(found: re.Match[str] | None) -> int | None:
     if found is None or found["size"] is None:
         return None
     return round(float(found["size"]) * _UNITS[str(found["unit"])])
+
+
+_LIGHTNING = ("is_oom_error", "new_size")
+_FINDERS = {
+    "accelerate.utils.memory": ("should_reduce_batch_size", "batch_size"),
+    "lightning.pytorch.tuner.batch_size_scaling": _LIGHTNING,
+    "pytorch_lightning.tuner.batch_size_scaling": _LIGHTNING,
+}
+"""Modules, their functions, and the caller's variable that holds the batch size."""
+
+
+class BatchSizeFinders:
+    """Replacements of the libraries' functions from `begin` to `stop`.
+
+    ``caught`` is called with each failed allocation and the batch size; ``None``: the size is unknown.
+    """
+
+    def __init__(
+        self, caught: Callable[[BaseException, int | None], None], diagnostics: Diagnostics
+    ) -> None:
+        self._caught = caught
+        self._diagnostics = diagnostics
+        self._replaced = Replacements()
+
+    def begin(self) -> None:
+        """Replace the functions as soon as their modules are imported."""
+        self._replaced.when_imported(_FINDERS, self._imported)
+
+    def stop(self) -> None:
+        """Restore the functions, unless another package has replaced them later."""
+        self._replaced.undo()
+
+    def _imported(self, module: Any) -> None:
+        with self._diagnostics.contained("noticing searches for a batch size"):
+            name, variable = _FINDERS[module.__name__]
+            original = getattr(module, name)
+
+            @functools.wraps(original)
+            def asking(error: BaseException, *args: Any, **kwargs: Any) -> Any:
+                found = original(error, *args, **kwargs)
+                if found and self._replaced:
+                    with self._diagnostics.contained("noting a failed allocation"):
+                        size = sys._getframe(1).f_locals.get(variable)  # noqa: SLF001 - inspect's is the same
+                        self._caught(error, size if type(size) is int else None)
+                return found
+
+            self._replaced.replace(module, name, asking)
+
+
+_original: Callable[..., NoReturn] | None = None
+_wrapper: Callable[..., NoReturn] | None = None
+_exiting: SystemExit | None = None
+
+
+def watch(called: Callable[[SystemExit], bool]) -> None:
+    """Call a function with each exit with an error that the main thread asks for, until `stop`.
+
+    If the function returns True, `exiting` returns this exit. The function must not raise.
+    """
+    global _original, _wrapper
+    if _wrapper is not None:
+        return
+    original = sys.exit
+
+    @functools.wraps(original)
+    def passing_on(*arguments: Any, **named: Any) -> NoReturn:
+        global _exiting  # noqa: PLW0603 - the process ends once
+        if _original is not None and threading.current_thread() is threading.main_thread():
+            code = next(iter((*arguments, *named.values())), None)
+            asked = SystemExit(code)
+            _exiting = asked if code and called(asked) else None
+        original(*arguments, **named)
+
+    _original, _wrapper = original, passing_on
+    sys.exit = passing_on
+
+
+def stop() -> None:
+    """Set ``sys.exit`` to the original, unless another package has replaced it meanwhile."""
+    global _original, _wrapper  # noqa: PLW0603 - see `watch`
+    if _original is not None and sys.exit is _wrapper:
+        sys.exit = _original
+    _original = _wrapper = None
+
+
+def exiting() -> SystemExit | None:
+    """Return the exit that the program asked for after a failed allocation; ``None``: none."""
+    return _exiting

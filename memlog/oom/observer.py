@@ -23,21 +23,19 @@ from memlog._internal.import_hook import ImportWatch
 from memlog.events import Device, DeviceState, Event, OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
-from memlog.oom import exit_calls
-from memlog.oom.batch_size_finders import BatchSizeFinders
-from memlog.oom.circumstances import Circumstances, circumstances
+from memlog.oom import errors
+from memlog.oom.circumstances import Circumstances, circumstances, current_frames, locate
 from memlog.oom.device_state import device_state, tightest_limit
 from memlog.oom.errors import (
+    BatchSizeFinders,
     complete,
     describe,
     failed_allocation,
     is_of_a_device,
     shown_error,
 )
-from memlog.oom.frames import current_frames, locate
-from memlog.probes._backends import parse_nested
-from memlog.probes.free_memory import shares_host
-from memlog.probes.machine import available_memory
+from memlog.probes.accelerator import parse_nested
+from memlog.probes.machine import available_memory, shares_host
 from memlog.probes.nvml import Nvml
 
 _SNAPSHOTS = 3
@@ -153,7 +151,7 @@ class AllocatorWatch:
         global _watch  # noqa: PLW0603 - the current watch
         if self._import is not None:
             self._import.remove()
-        exit_calls.stop()
+        errors.stop()
         self._finders.stop()
         if _watch is self:
             _watch = None
@@ -170,7 +168,7 @@ class AllocatorWatch:
             event = self._event(device, requested, allowed, free)
             self._failures.append(event)
             self._publish(event)
-            exit_calls.watch(self._exits)
+            errors.watch(self._exits)
         with self._diagnostics.contained("keeping the allocator's snapshot"):
             self._keep_snapshot()
 

@@ -17,8 +17,7 @@ from memlog.events import Alert, Artifact, End, Finding, StepInputs
 from memlog.facts.first_checkpoint import saving_costs
 from memlog.facts.verdict import verdict
 from memlog.journal import Binding, JournalFile, RunDirectory
-from memlog.journal.delivery_state import UploadState
-from memlog.journal.in_process_state import InProcessState, all_states
+from memlog.journal.delivery_state import InProcessState, UploadState, all_states
 from memlog.reports.accumulator import Accumulator
 from memlog.reports.schema import (
     AlertFacts,

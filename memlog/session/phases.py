@@ -13,15 +13,15 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, Phase, main_readings, now_us
 from memlog.monitors._publishing import MAX_LABEL, host
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.peaks import PeakWindow
-from memlog.session.labels import shown_label
+from memlog.probes.host import PeakWindow
+from memlog.session.arguments import shown_label
 
 
 class PhaseReader:
     """Reader of memory for the phases of one thread at one depth of nesting.
 
     At most one of these phases is open at a time. Peak counters are read and never reset. A phase's peak is
-    derived from the change of the counters between two readings (`memlog.probes.peaks`).
+    derived from the change of the counters between two readings (`memlog.probes.host`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:

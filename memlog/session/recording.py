@@ -29,9 +29,8 @@ from memlog.events import (
     now_us,
 )
 from memlog.journal.artifacts import Names, keep, not_kept, renamed
-from memlog.session.exit_messages import print_end, print_lost_events
-from memlog.session.exit_status import reason_of, status_of
-from memlog.session.labels import Labels
+from memlog.session.arguments import Labels
+from memlog.session.exit import print_end, print_lost_events, reason_of, status_of
 from memlog.session.recording_parts import AlertCallback, RecordingParts
 from memlog.settings import Settings
 from memlog.sink import Sink

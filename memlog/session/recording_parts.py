@@ -24,11 +24,11 @@ from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
 from memlog.oom.observer import AllocatorWatch
-from memlog.probes.free_memory import host_free
+from memlog.probes.machine import host_free
+from memlog.session.exit import RunMessages
 from memlog.session.helper_requests import HelperRequests
 from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
-from memlog.session.run_messages import RunMessages
 from memlog.session.unmarked_phases import UnmarkedPhases
 from memlog.settings import Settings
 from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process

@@ -19,7 +19,7 @@ from memlog.delivery.helper.supervisor import SupervisedHelper
 from memlog.delivery.settling import Settling
 from memlog.events import End, Health
 from memlog.journal import JournalWriter, RunDirectory
-from memlog.session.exit_messages import Waiting, print_undelivered
+from memlog.session.exit import Waiting, print_undelivered
 from memlog.session.rank import SessionRank
 from memlog.settings import Settings
 from memlog.sink import LOCAL, Sink

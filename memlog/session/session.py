@@ -26,15 +26,63 @@ from memlog.session.arguments import (
     require_wait,
     split_backends,
 )
-from memlog.session.display import SessionDisplay
-from memlog.session.exit_status import error_at_exit, finish_with_the_child, status_of
+from memlog.session.exit import error_at_exit, finish_with_the_child, status_of
 from memlog.session.trainers import TrainerInterface
 from memlog.settings import Settings, resolve
-from memlog.sink import Sink
+from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
     from memlog.session.recording import Recording
     from memlog.session.recording_parts import AlertCallback
+
+
+class SessionDisplay:
+    """Text and HTML of a session. No method raises."""
+
+    id: str | None
+    directory: Path | None
+    settings: Settings
+    health: Diagnostics
+    _live: Recording | None
+
+    def __repr__(self) -> str:
+        """Return text with memlog's run, the trackers' runs that belong to it, and the session's state."""
+        if self.id is None or self.directory is None:
+            state = "recording nothing" if self.settings.enabled else "disabled"
+            return f"<memlog.Session {state}>"
+        parts = [f"run {self.id}"]
+        with self.health.contained("describing a session"):
+            parts += self._trackers(self.directory)
+            parts.append(self._state())
+        return f"<memlog.Session {', '.join(parts)}>"
+
+    def _state(self) -> str:
+        if self._live is None:
+            return "ended"
+        step = self._live.batches.last_step
+        return "recording, no step yet" if step is None else f"recording, step {step:,}"
+
+    def _trackers(self, directory: Path) -> list[str]:
+        # Imported here to keep `import memlog` light.
+        from memlog.journal import RunDirectory  # noqa: PLC0415
+        from memlog.journal.run_names import tracker_runs  # noqa: PLC0415
+
+        found = tracker_runs(RunDirectory(directory)) if directory.exists() else {}
+        waiting = [name for name in self.settings.backends if name not in {LOCAL, *found}]
+        return [
+            *(f"{name} run {each.name or each.run_id!r}" for name, each in found.items()),
+            *(f"no {name} run yet" for name in waiting),
+        ]
+
+    def _repr_html_(self) -> str | None:
+        """Return the report of the run so far; ``None`` makes a notebook show the text of `__repr__`."""
+        if self.directory is not None and self.directory.exists():
+            from memlog.reports.notebook import run_html  # noqa: PLC0415 - only notebooks need it
+
+            with self.health.contained("showing a session"):
+                return run_html(self.directory)
+        return None
+
 
 _SETTLE_AT_MOST = 2.0
 """Maximum seconds to wait at the end of a run for losses that are still being copied from a device."""

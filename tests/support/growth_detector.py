@@ -16,8 +16,8 @@ from memlog.events import (
 from memlog.facts.detector import GrowthDetector
 from memlog.growth.series import Suspicion
 from memlog.leaks.other_causes import TrainersMemory
-from memlog.probes.free_memory import host_free
-from memlog.probes.malloc import read_heap
+from memlog.probes.allocators import read_heap
+from memlog.probes.machine import host_free
 from support.journals import GIB, MIB, at
 
 NOBODY = 2**22 + 1

@@ -16,7 +16,7 @@ from memlog.facts.judge import RunJudge
 from memlog.facts.rises import EarlyRises, RepeatedRises
 from memlog.facts.run_verdict import RunVerdict
 from memlog.journal import RunDirectory
-from memlog.probes.free_memory import host_free
+from memlog.probes.machine import host_free
 
 
 class Rules(Protocol):

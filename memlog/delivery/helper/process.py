@@ -44,7 +44,7 @@ from memlog.errors import UnwritableDirectoryError
 from memlog.events import End, Health, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory, binding_of
 from memlog.journal.delivery_state import HelperLock
-from memlog.probes.cgroup import OomKills
+from memlog.probes.machine import OomKills
 
 logger = logging.getLogger("memlog.delivery")
 

@@ -100,7 +100,7 @@ class RunUploaders:
         # Imported here: the imports would delay the first sample.
         from memlog.delivery.uploader.retrying_worker import UploadWorker  # noqa: PLC0415
         from memlog.delivery.uploader.uploader import Uploader  # noqa: PLC0415
-        from memlog.journal.in_process_state import claims_while_in_process  # noqa: PLC0415
+        from memlog.journal.delivery_state import claims_while_in_process  # noqa: PLC0415
 
         uploader = Uploader(
             self._run,

@@ -24,8 +24,7 @@ from memlog.events import (
 )
 from memlog.journal import Binding, JournalFile, Position
 from memlog.journal.format import START
-from memlog.probes.cgroup import read_cgroup
-from memlog.probes.machine import available_memory, machine_memory, memory_limit
+from memlog.probes.machine import available_memory, machine_memory, memory_limit, read_cgroup
 from memlog.probes.nvml import Nvml, ProcessUse
 from memlog.probes.tree import ProcessTree, read_again
 

@@ -15,8 +15,7 @@ from memlog.delivery.uploader.outbox import OWN
 from memlog.errors import RunRefusedError, TrackerRejectedError, TrackerUnavailableError
 from memlog.events import End
 from memlog.journal import Binding, RunDirectory, binding_of
-from memlog.journal.delivery_state import HelperLock, UploadState
-from memlog.journal.in_process_state import Claim, ClaimOf
+from memlog.journal.delivery_state import Claim, ClaimOf, HelperLock, UploadState
 from memlog.ranks.registration import registration_of, steps_ahead
 from memlog.sink import Connection, DescribingSink, Sink, Target, TrackerRun
 

@@ -20,8 +20,13 @@ from memlog.errors import (
 )
 from memlog.events import End, ThreadStep
 from memlog.journal import Binding, Entry, Header, JournalFile, Position, RunDirectory
-from memlog.journal.delivery_state import DeferredRange, Progress, UploadState, deferred_key
-from memlog.journal.in_process_state import ClaimOf
+from memlog.journal.delivery_state import (
+    ClaimOf,
+    DeferredRange,
+    Progress,
+    UploadState,
+    deferred_key,
+)
 from memlog.metrics import is_content, thread_point
 from memlog.sink import Connection, Point, Sink, Target, TrackerRun
 

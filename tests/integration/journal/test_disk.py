@@ -253,9 +253,9 @@ SLOW_WRITES = """
             waited.append(threading.current_thread() is threading.main_thread())
         return write(fd, data)
     os.write = slowly
-    from memlog.journal import disk, segment_output
+    from memlog.journal import disk, writer
     disk._write = slowly
-    segment_output.can_map = lambda _: False   # a store into memory waits for no write
+    writer.can_map = lambda _: False   # a store into memory waits for no write
 """
 
 

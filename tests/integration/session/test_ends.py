@@ -79,7 +79,7 @@ def test_sync_explains_no_end_while_the_helper_is_at_work(tmp_path: Path) -> Non
     script = """
     import psutil
     from memlog.journal import format
-    from memlog.journal.process_identity import Birth
+    from memlog.journal.format import Birth
 
     known = psutil.Process.create_time
     psutil.Process.create_time = lambda self: known(self) - 60

@@ -11,7 +11,7 @@ from support.events import runs_in
 from support.launching import launch, write
 
 from memlog.events import Alert, Finding, SavedState
-from memlog.probes.free_memory import host_free
+from memlog.probes.machine import host_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.cuda]
 TRAINING = """

@@ -14,7 +14,7 @@ from memlog.alerts import parse_rules
 from memlog.alerts.engine import AlertEngine
 from memlog.alerts.trigger import GrowthMeter
 from memlog.events import Alert, Batch, Event, HeapReading, Sample
-from memlog.probes.garbage import collect_garbage
+from memlog.probes.allocators import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
 

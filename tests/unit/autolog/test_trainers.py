@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from memlog.autolog import optimizer_steps, trainers
+from memlog.autolog import optimizer_steps, run_detector
 
 
 def test_a_package_that_cant_be_imported_is_logged_and_the_script_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trainers, "_PACKAGE", "memlog_nowhere")
+    monkeypatch.setattr(run_detector, "_PACKAGE", "memlog_nowhere")
     monkeypatch.setattr(optimizer_steps, "TRAINER", "json")
     with caplog.at_level(logging.WARNING, "memlog"):
         optimizer_steps.Autolog(print).remove()

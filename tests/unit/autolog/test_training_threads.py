@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from memlog.autolog import training_threads
+from memlog.autolog import optimizer_steps
 from memlog.autolog.optimizer_steps import Autolog
 
 
@@ -129,7 +129,7 @@ def test_the_main_thread_leads_also_if_another_one_stepped_first(counter: Counte
 def test_the_main_thread_keeps_the_lead_while_it_evaluates(
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_threads, "INACTIVE_SECONDS", 0.0)
+    monkeypatch.setattr(optimizer_steps, "INACTIVE_SECONDS", 0.0)
     helper, main = Thread(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     main.step()
     helper.step()
@@ -151,7 +151,7 @@ def test_threads_one_after_the_other_count_all_steps(counter: Counter) -> None:
 def test_a_thread_that_waits_while_another_trains_loses_the_lead(
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_threads, "INACTIVE_SECONDS", 0.0)
+    monkeypatch.setattr(optimizer_steps, "INACTIVE_SECONDS", 0.0)
     first, second = Thread(), Thread()
     first.step(50)
     second.step(30)
@@ -165,7 +165,7 @@ def test_threads_that_run_freely_make_the_steps_of_one(
     counter: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All have made their first step before one makes its second."""
-    monkeypatch.setattr(training_threads, "INACTIVE_SECONDS", 1000.0)
+    monkeypatch.setattr(optimizer_steps, "INACTIVE_SECONDS", 1000.0)
     begun = threading.Barrier(4)
 
     def train() -> None:

@@ -16,7 +16,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
 from memlog.errors import MissingExtraError
 from memlog.events import End
-from memlog.session.exit_messages import print_undelivered
+from memlog.session.exit import print_undelivered
 from memlog.sink import load_backend
 
 ROOT = Path(__file__).parents[3]

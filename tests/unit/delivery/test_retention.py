@@ -17,7 +17,8 @@ from memlog.delivery.helper.retention import WINDOW, Retention
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
-from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory, backpressure
+from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory
+from memlog.journal import writer as journal_writer
 from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import Summary, summarize
@@ -276,7 +277,7 @@ def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
     """Without its helper, only new peaks, some other steps and rare events are written, without gaps."""
     health = Diagnostics()
     journal = writer(tmp_path, health)
-    last = 2_000 + backpressure.EVERY
+    last = 2_000 + journal_writer.EVERY
     for step in range(last):
         journal.append(batch(step, GIB + (MIB * step if step % 500 == 499 and step < 2_000 else 0)))
         if step % 500 == 0:
@@ -288,7 +289,7 @@ def test_without_its_helper_a_journal_still_ends(tmp_path: Path) -> None:
     assert [entry.seq for entry in read] == list(range(len(read)))
     steps = {entry.event.step for entry in read if isinstance(entry.event, Batch)}
     assert {499, 999, 1_499, 1_999} <= steps
-    assert max(steps) == 1_999 + backpressure.EVERY
+    assert max(steps) == 1_999 + journal_writer.EVERY
     assert sum(isinstance(entry.event, Epoch) for entry in read) == 6
 
 
@@ -305,7 +306,7 @@ def recorded(directory: Path) -> list[int]:
 def test_recording_goes_on_once_the_journal_is_small_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backpressure, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(journal_writer, "LOOK_EVERY_S", 0.0)
     made = MadeRun(tmp_path, alive=True)
     directory, health, limit = made.directory.path, Diagnostics(), 100_000
     made.trainer.close()

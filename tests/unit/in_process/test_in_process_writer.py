@@ -14,7 +14,7 @@ from memlog.events import Alert, Artifact
 from memlog.in_process.writer import INTERVAL, InProcessWriter, _Ending
 from memlog.in_process.written_runs import ended_early
 from memlog.journal import Binding, JournalWriter, RunDirectory, new_run
-from memlog.journal.in_process_state import InProcessState
+from memlog.journal.delivery_state import InProcessState
 from memlog.sink import Point, Rows
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from memlog.events import TensorInput
-from memlog.inputs.finding import larger_steps, matters
-from memlog.inputs.relation import Relation, StepPeak, relation
+from memlog.inputs.relation import Relation, StepPeak, larger_steps, matters, relation
 
 MIB = 1024**2
 BASE = 300 * MIB

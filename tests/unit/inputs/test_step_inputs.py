@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from memlog.events import TensorInput
 from memlog.inputs.step_inputs import inputs_at_step_end, inputs_of_failure
-from memlog.oom.frames import current_frames
+from memlog.oom.circumstances import current_frames
 
 
 def use(*values: object) -> None:

@@ -88,7 +88,7 @@ def test_a_binding_begins_a_segment_that_names_it(tmp_path: Path) -> None:
 @pytest.fixture
 def unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write segments with system calls, as on a file system where they can't be mapped."""
-    monkeypatch.setattr("memlog.journal.segment_output.can_map", lambda _: False)
+    monkeypatch.setattr("memlog.journal.writer.can_map", lambda _: False)
 
 
 @pytest.mark.usefixtures("unmapped")
@@ -187,7 +187,7 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
 def test_writing_returns_from_the_queue_once_the_disk_is_fast_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memlog.journal.segment_output.TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("memlog.journal.writer.TRY_AGAIN_S", 0.0)
     monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
     journal = writer(tmp_path, segment_bytes=4096)
     written: list[Event] = []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memlog.events import OutOfMemory
-from memlog.oom import limits
+from memlog.oom import circumstances
 from memlog.oom.errors import complete, describe, failed_allocation
 
 TIB = 1024**4
@@ -150,7 +150,7 @@ def test_a_worker_that_died_of_something_else_is_not_told(signal: str) -> None:
 @pytest.fixture
 def room_for_a_gib() -> object:
     before = resource.getrlimit(resource.RLIMIT_AS)
-    peak = limits._own_memory()["VmPeak"]
+    peak = circumstances._own_memory()["VmPeak"]
     resource.setrlimit(resource.RLIMIT_AS, (peak + 1024**3, before[1]))
     yield peak + 1024**3
     resource.setrlimit(resource.RLIMIT_AS, before)
@@ -158,7 +158,7 @@ def room_for_a_gib() -> object:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_free_is_what_was_free_before_the_stack_unwound(room_for_a_gib: int) -> None:
-    memory = limits._own_memory()
+    memory = circumstances._own_memory()
     freed = (
         memory["VmPeak"] - memory["VmSize"]
     )  # by tests before this one: room that is there besides
@@ -188,11 +188,11 @@ def test_a_mapping_that_fails_is_a_failed_allocation(room_for_a_gib: int) -> Non
     assert failed_allocation(mapped.value) is mapped.value
     assert failed_allocation(shared) is shared
     describe(shared, 0)  # the first call takes memory, which would raise VmHWM between two readings
-    limits._own_memory()
+    circumstances._own_memory()
     event = describe(shared, 0)
     assert (event.device, event.requested) == ("host", room_for_a_gib)
     # The kernel sums up the counts of all processors inexactly.
-    assert event.resident == pytest.approx(limits._own_memory()["VmHWM"], abs=2**20)
+    assert event.resident == pytest.approx(circumstances._own_memory()["VmHWM"], abs=2**20)
     assert event.idle is None or 0 <= event.idle < event.resident
     assert failed_allocation(FileNotFoundError(2, "No such file")) is None
 

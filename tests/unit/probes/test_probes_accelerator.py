@@ -18,9 +18,8 @@ from support.torch_double import GIB, Devices, Torch, nested
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import DeviceReading
-from memlog.probes._backends import DeviceFigures, parse_flat, parse_nested
-from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.free_memory import shares_host
+from memlog.probes.accelerator import AcceleratorProbe, DeviceFigures, parse_flat, parse_nested
+from memlog.probes.machine import shares_host
 
 
 class Clock:

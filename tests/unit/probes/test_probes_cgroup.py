@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog.probes.cgroup import CgroupReading, read_cgroup, read_file_pages
+from memlog.probes.machine import CgroupReading, read_cgroup, read_file_pages
 
 GIB = 1024**3
 NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000

@@ -1,5 +1,6 @@
 """Ranks of one training: their positions, their memory side by side, and how they end."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def test_a_restart_goes_on_behind_the_newest_attempt_of_its_launcher(tmp_path: P
 
     assert before(attempt("first000", 0, 0)) is None
     other = msgspec.structs.replace(
-        register(attempt("other000", 0, 5), RankPosition(0, 2, "a"), at(5)), parent=1
+        register(attempt("other000", 0, 5), RankPosition(0, 2, "a"), at(5)),
+        parent=os.getppid() + 1,
     )
     (tmp_path / "other000" / "rank.json").write_bytes(msgspec.json.encode(other))
     second = attempt("second00", 1, 10)

@@ -15,7 +15,7 @@ from memlog.journal import find_run
 from memlog.metrics import safe_label
 from memlog.reports.labels import MAX_LABELS
 from memlog.reports.summary import summarize
-from memlog.session.labels import MAX_METRIC_LABELS
+from memlog.session.arguments import MAX_METRIC_LABELS
 from memlog.sink import Target
 
 

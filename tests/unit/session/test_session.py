@@ -19,7 +19,7 @@ from support.sinks import ListSink, ListTracker
 import memlog
 from memlog.events import Alert, Batch, End, Health, Loss, Parameters, Run
 from memlog.journal import Binding, RunDirectory
-from memlog.session.exit_status import error_at_exit, status_of
+from memlog.session.exit import error_at_exit, status_of
 from memlog.sink import Target
 
 pytestmark = pytest.mark.usefixtures("runs")

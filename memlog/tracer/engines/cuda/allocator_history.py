@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memlog.probes.cuda_allocator import records_history
+from memlog.probes.allocators import records_history
 
 MAX_ENTRIES = 131_072
 """Maximum number of entries in each device's history (136 bytes each). Beyond the maximum, new entries
