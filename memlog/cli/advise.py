@@ -13,9 +13,16 @@ from rich.console import Console
 from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
-from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import dir_option, json_option, run_argument
-from memlog.cli.output import page, plain, print_json, table
+from memlog.cli.output import (
+    dir_option,
+    find_explained_run,
+    json_option,
+    page,
+    plain,
+    print_json,
+    run_argument,
+    table,
+)
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
 from memlog.facts.levels import among
@@ -24,8 +31,7 @@ from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports import encode, summarize
 from memlog.reports.run_plan import RunPlan, plan_for_run
-from memlog.reports.step_ranking import Standing, advise_on, not_the_largest
-from memlog.reports.worst_step import read_worst_step
+from memlog.reports.worst_step import Standing, advise_on, not_the_largest, read_worst_step
 from memlog.settings import runs_directory
 from memlog.trace.predict import Advice, Hint
 from memlog.trace.records import RecordedTrace

@@ -11,14 +11,29 @@ from rich.console import Console
 
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
-from memlog.cli.completing import complete_runs
-from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import dir_option, json_option
-from memlog.cli.output import number, page, plain, print_json, table
+from memlog.cli.completion import complete_runs
+from memlog.cli.output import (
+    dir_option,
+    find_explained_run,
+    json_option,
+    number,
+    page,
+    plain,
+    print_json,
+    table,
+)
 from memlog.errors import ConfigurationError, GateFailedError
-from memlog.reports.compare import Compared, Comparison, GateResult, change_percent, compare
-from memlog.reports.figures import ANY_DEVICE, run_figures
-from memlog.reports.gates import Unit, parse_gate
+from memlog.reports.compare import (
+    ANY_DEVICE,
+    Compared,
+    Comparison,
+    GateResult,
+    Unit,
+    change_percent,
+    compare,
+    parse_gate,
+    run_figures,
+)
 from memlog.settings import runs_directory
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from memlog.cli import SETTINGS
-from memlog.cli.completing import complete_backends
+from memlog.cli.completion import complete_backends
 from memlog.errors import MissingExtraError
 from memlog.session.session import finish
 from memlog.sink import LOCAL, is_installed, load_backend

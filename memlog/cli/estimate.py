@@ -22,8 +22,7 @@ from memlog._internal.text_parser import read_size
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
-from memlog.cli.options import json_option
-from memlog.cli.output import page, plain, print_json, saving_table, table
+from memlog.cli.output import json_option, page, plain, print_json, saving_table, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
 from memlog.facts.first_checkpoint import SavingCost
 from memlog.reports import encode

@@ -14,9 +14,8 @@ from memlog._internal.terminal import one_line
 from memlog.artifacts.pulling import kept
 from memlog.artifacts.server import LOOPBACK, Page, PageServer, is_openable, page_of
 from memlog.cli import SETTINGS
-from memlog.cli.completing import complete_files_and_runs
-from memlog.cli.options import dir_option
-from memlog.cli.output import notice
+from memlog.cli.completion import complete_files_and_runs
+from memlog.cli.output import dir_option, notice
 from memlog.errors import ConfigurationError, RunNotFoundError, UnopenableFileError
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import artifact_path

@@ -1,21 +1,36 @@
-"""Formatting of the commands' output: tables in a terminal, plain lines in a pipe."""
+"""Parts of several commands: options, the run that a user names, tables, plain lines, progress bars."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import click
 from rich import box
-from rich.console import Console, JustifyMethod, OverflowMethod
+from rich.console import Console, JustifyMethod, OverflowMethod, RenderableType
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.patterns import lazy_pattern
 from memlog._internal.terminal import one_line
+from memlog.cli.completion import complete_runs
+from memlog.delivery.uploader.uploader import Uploader
 from memlog.facts.first_checkpoint import SavingCost, saving_rows
 from memlog.facts.run_fold import RunStatus
+from memlog.journal import RunDirectory
+from memlog.ranks.registration import find_named_run, registration_of
+from memlog.settings import DEFAULT_DIRECTORY
 
 STATUS_STYLES: dict[RunStatus, str] = {
     "running": "cyan",
@@ -124,3 +139,98 @@ def local_time(iso: str | None) -> str:
         return moment.astimezone().strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
         return iso  # a damaged journal may have the year 9999
+
+
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
+"""A run's id, its name or id in a tracker, the unique beginning of its id, or ``latest``."""
+
+dir_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help=f"Folder that holds the runs; by default $MEMLOG_DIR, or ./{DEFAULT_DIRECTORY}.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def find_explained_run(root: Path, name: str) -> RunDirectory:
+    """Return the run that a user names; see `find_named_run`.
+
+    If its training ended badly and no helper process was left to write which rank failed first, write it now.
+    Otherwise, the run would say only that its own process ended unexpectedly.
+    """
+    run = find_named_run(root, name)
+    if registration_of(run) is not None and run.rank_failure() is None:
+        end = run.end()
+        if end is None or end.status != "finished":
+            # Imported here: most runs train alone.
+            from memlog.delivery.helper.rank_journal import publish_afterwards  # noqa: PLC0415
+
+            publish_afterwards(run)
+    return run
+
+
+class DeliveryProgress(Progress):
+    """Progress bar of a delivery, with bytes and points, on standard error if that is a terminal.
+
+    A separate thread draws the bar from the uploader's current state.
+    """
+
+    def __init__(self, uploader: Uploader) -> None:
+        self._uploader = uploader  # first, because the parent's constructor already draws
+        self._before = uploader.state.delivered
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[points]:,} points"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        total = sum(file.size for file in uploader.run.files())
+        self.add_task(f"to {uploader.backend}", total=total, points=0)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        points = self._uploader.state.delivered - self._before
+        for task in self.task_ids:
+            self.update(task, completed=self._read(), points=points)
+        return super().get_renderables()
+
+    def _read(self) -> int:
+        """Return how many bytes of the journal are delivered."""
+        progress = dict(self._uploader.state.files)
+        return sum(
+            file.bytes_before(progress[file.process].sent)
+            for file in self._uploader.run.files()
+            if file.process in progress
+        )
+
+
+class TransferMeter(Progress):
+    """Progress bar of a download of several files, on standard error if that is a terminal.
+
+    ``total`` is the number of bytes of all files; ``None``: a size is unknown.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        console = Console(stderr=True)
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self.add_task("", total=total)
+
+    def begin(self, name: str) -> None:
+        self.update(self._task, description=name)
+
+    def arrived(self, count: int) -> None:
+        self.advance(self._task, count)

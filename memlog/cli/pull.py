@@ -15,10 +15,8 @@ from memlog.artifacts.pulling import Choice, JournalStore, Pulled, Puller, choos
 from memlog.artifacts.server import is_openable
 from memlog.cli import SETTINGS
 from memlog.cli.addresses import Guard, connection_of, known_address, trust_option
-from memlog.cli.completing import complete_backends
-from memlog.cli.delivery_progress import TransferMeter
-from memlog.cli.options import dir_option, run_argument
-from memlog.cli.output import page, plain, table
+from memlog.cli.completion import complete_backends
+from memlog.cli.output import TransferMeter, dir_option, page, plain, run_argument, table
 from memlog.errors import (
     AmbiguousRunError,
     ArtifactError,

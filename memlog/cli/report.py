@@ -10,10 +10,8 @@ import click
 from memlog._internal.terminal import one_line
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
-from memlog.cli.completing import complete_runs
-from memlog.cli.explained_run import find_explained_run
-from memlog.cli.options import dir_option
-from memlog.cli.output import notice
+from memlog.cli.completion import complete_runs
+from memlog.cli.output import dir_option, find_explained_run, notice
 from memlog.errors import ConfigurationError
 from memlog.reports.page import comparison_html, html
 from memlog.settings import runs_directory

@@ -12,8 +12,8 @@ import click
 from memlog._internal.launch_options import Launch
 from memlog.alerts import parse_rules
 from memlog.cli import SETTINGS
-from memlog.cli.completing import complete_backends, complete_files
-from memlog.cli.options import dir_option
+from memlog.cli.completion import complete_backends, complete_files
+from memlog.cli.output import dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
 from memlog.settings import Settings, enabled_by_environment, resolve

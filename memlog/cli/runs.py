@@ -12,9 +12,10 @@ from rich.table import Table
 
 from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
-from memlog.cli.options import dir_option, json_option
 from memlog.cli.output import (
     STATUS_STYLES,
+    dir_option,
+    json_option,
     local_time,
     notice,
     page,

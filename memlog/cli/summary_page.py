@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -12,8 +13,7 @@ from rich.text import Text
 
 from memlog._internal.diagnostics import REPORT_STEPS
 from memlog._internal.units import format_bytes, format_duration
-from memlog.cli.delivery_lines import deliveries
-from memlog.cli.label_tables import phases, points, scopes
+from memlog.cli.addresses import place_of
 from memlog.cli.output import (
     LEVEL_STYLES,
     STATUS_STYLES,
@@ -21,20 +21,29 @@ from memlog.cli.output import (
     number,
     plain,
     saving_table,
+    sign,
     table,
 )
 from memlog.events import ALLOCATED, CGROUP, HOST_RSS, OTHER_PROCESSES, PeakSource
 from memlog.facts.levels import Peak, among
 from memlog.findings import evidence_and_remedy
-from memlog.reports.largest_step import like_another, role, shapes
+from memlog.journal import RunDirectory
+from memlog.ranks.registration import lowest_rank
+from memlog.reports.accumulator import known_peak
+from memlog.reports.final_state import like_another, role, shapes
+from memlog.reports.postmortem import survived
 from memlog.reports.schema import (
+    Delivery,
     LargestStep,
+    Levels,
     MetricSummary,
+    PhaseFacts,
+    PointFacts,
     RunFacts,
+    ScopeFacts,
     Summary,
     TracedFacts,
 )
-from memlog.reports.survived import survived
 from memlog.sink import Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
@@ -349,3 +358,134 @@ def _counted(counts: Mapping[str, int]) -> str | Text:
         return "none"
     listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     return plain(listed, "yellow")
+
+
+_SHOWN = 50
+"""Maximum number of labels in a table. The JSON document also has the labels that a table omits."""
+
+
+def scopes(console: Console, by_label: Mapping[str, ScopeFacts]) -> Table:
+    """Return a table with rows for each label's blocks: one for the host, and one for each accelerator."""
+    made = _made(console, "count", "time", "last change", "largest change", "peak", "errors")
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        made.add_row(
+            plain(label),
+            "host",
+            f"{facts.count:,}",
+            format_duration(facts.duration_s),
+            *_changes(facts.rss_change),
+            "",
+            f"{facts.errors:,}" if facts.errors else "",
+        )
+        for name, device in facts.devices.items():
+            source = "" if device.peak_source in {None, "exact"} else f" ({device.peak_source})"
+            peak = format_bytes(device.peak_bytes) + source
+            made.add_row("", plain(name), "", "", *_changes(device.allocated_change), peak, "")
+    return _with_the_rest(made, len(by_label))
+
+
+def phases(console: Console, by_label: Mapping[str, PhaseFacts]) -> Table:
+    """Return a table with rows for each label's phases: one for the host, and one for each accelerator."""
+    made = _made(console, "count", "time", "peak", "made", "errors")
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        once = (
+            f"{facts.count:,}",
+            format_duration(facts.duration_s),
+            f"{facts.errors:,}" if facts.errors else "",
+        )
+        title = plain(" > ".join([*facts.within, label]))
+        for name, peak in facts.peaks.items():
+            count, time, errors = once
+            maker = "the run's peak" if peak.made_the_peak else ""
+            made.add_row(title, plain(name), count, time, known_peak(peak), maker, errors)
+            title, once = Text(), ("", "", "")
+    return _with_the_rest(made, len(by_label))
+
+
+def points(console: Console, by_label: Mapping[str, PointFacts]) -> Table:
+    """Return a table with rows for each label's points: one for the host, and one for each accelerator."""
+    made = _made(console, "count", "last", "largest")
+    for label, facts in list(by_label.items())[:_SHOWN]:
+        made.add_row(plain(label), "host", f"{facts.count:,}", *_sizes(facts.rss))
+        for name, levels in facts.allocated.items():
+            made.add_row("", plain(name), "", *_sizes(levels))
+    return _with_the_rest(made, len(by_label))
+
+
+def _made(console: Console, *figures: str) -> Table:
+    return table(console, "label", "of", *figures, right=figures, folded=["label"])
+
+
+def _with_the_rest(made: Table, labels: int) -> Table:
+    if labels > _SHOWN:
+        made.add_row(f"and {labels - _SHOWN:,} more labels: --json has them")
+    return made
+
+
+def _sizes(levels: Levels) -> tuple[str, str]:
+    return format_bytes(levels.last_bytes), format_bytes(levels.largest_bytes)
+
+
+def _changes(levels: Levels) -> tuple[str, str]:
+    return _signed(levels.last_bytes), _signed(levels.largest_bytes)
+
+
+def _signed(size: int | None) -> str:
+    return f"+{format_bytes(size)}" if size is not None and size > 0 else format_bytes(size)
+
+
+_STAGES = {"done": "green", "unreachable": "red"}
+_RUNS_SHOWN = 5
+
+
+def deliveries(console: Console, summary: Summary) -> Text | dict[str, str | Text]:
+    """Return one entry for each tracker; if there is none, a sentence that says so."""
+    delivered = summary.health.delivered
+    run = RunDirectory(Path(summary.run.directory))
+    sync = run.command("sync")
+    if not delivered:
+        first = lowest_rank(run)
+        if first.id != run.id and first.files("ranks"):
+            return plain(
+                f"with run {first.id}, which has the smallest, mean and largest memory of all ranks; "
+                f"`{sync} --to mlflow` delivers this rank's own"
+            )
+        return plain(f"to no tracker; `{sync} --to mlflow` delivers it to one")
+    return trackers(console, summary)
+
+
+def trackers(console: Console, summary: Summary, *, short: bool = False) -> dict[str, str | Text]:
+    """Return one entry for each tracker, and how to deliver what it lacks."""
+    delivered = summary.health.delivered
+    sync = RunDirectory(Path(summary.run.directory)).command("sync")
+    runs = 1 if short else _RUNS_SHOWN
+    facts: dict[str, str | Text] = {
+        name: _delivery(console, name, delivery, runs) for name, delivery in delivered.items()
+    }
+    unfinished = any(delivery.stage != "done" for delivery in delivered.values())
+    if unfinished and summary.status != "running":
+        facts[""] = f"`{sync}` delivers the rest"
+    return facts
+
+
+def _delivery(console: Console, name: str, delivery: Delivery, shown: int) -> Text:
+    text = Text(f"{delivery.points:,} points")
+    if delivery.stage != "done":
+        text = text.append(" delivered") if delivery.points else Text("nothing delivered")
+        text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
+    elif not delivery.problem:
+        text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
+    if delivery.problem:
+        text.append(": ").append(plain(delivery.problem))
+    for run in delivery.runs[:shown]:
+        kind = "own run" if run.own else "run"
+        title = f" {run.name!r}" if run.name else ""
+        text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
+        if run.offset > 0:
+            text.append(f"; its step 0 is step {run.offset:,} here")
+        elif run.offset < 0:
+            text.append(f"; step 0 here is its step {-run.offset:,}")
+    if len(delivery.runs) > shown:
+        more = len(delivery.runs) - shown
+        text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")
+    return text

@@ -15,9 +15,8 @@ from memlog._internal.response_limits import waiting_at_most
 from memlog._internal.terminal import one_line
 from memlog.cli import SETTINGS
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option
-from memlog.cli.completing import complete_backends
-from memlog.cli.delivery_progress import DeliveryProgress
-from memlog.cli.options import dir_option, run_argument
+from memlog.cli.completion import complete_backends
+from memlog.cli.output import DeliveryProgress, dir_option, run_argument
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.delivery.uploader.uploader import Uploader

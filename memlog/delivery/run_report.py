@@ -17,7 +17,7 @@ from memlog.events import REPORT_FILE, REPORT_KIND, Artifact, End, Event, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory
 
 if TYPE_CHECKING:
-    from memlog.reports.page.run_reader import RunReader
+    from memlog.reports.page.facts import RunReader
 
 logger = logging.getLogger("memlog.delivery")
 
@@ -51,7 +51,7 @@ def keep_report(
     # Imported here: only the end of a run needs them, and they would delay the helper's first sample.
     from memlog.journal.artifacts import keep_text  # noqa: PLC0415
     from memlog.reports.page import html  # noqa: PLC0415
-    from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
+    from memlog.reports.page.facts import RunReader  # noqa: PLC0415
 
     reader = reader or RunReader(run)
     reader.read()
@@ -84,7 +84,7 @@ class HelpersReport:
             return
         with self._diagnostics.contained("reading ahead for the report"):
             if self._reader is None:
-                from memlog.reports.page.run_reader import RunReader  # noqa: PLC0415
+                from memlog.reports.page.facts import RunReader  # noqa: PLC0415
 
                 self._reader = RunReader(self._run)
             self._reader.read(_EACH)
@@ -96,7 +96,7 @@ class HelpersReport:
         if now >= self._prepare_at:
             self._is_prepared = True
             with self._diagnostics.contained("preparing for the report"):
-                from memlog.reports.page import html, run_reader  # noqa: F401, PLC0415 - it takes 0.2 s
+                from memlog.reports.page import facts, html  # noqa: F401, PLC0415 - it takes 0.2 s
 
     def publish(self) -> None:
         begun = time.monotonic()

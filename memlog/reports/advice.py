@@ -12,7 +12,7 @@ from memlog.facts.oom_room import PINNED, Cause
 from memlog.reports.final_state import FinalState
 from memlog.reports.growth_causes import FULL, GrowthCauses
 from memlog.reports.oom_diagnosis import FULL_SHARED_MEMORY
-from memlog.reports.step_ranking import Standing, not_the_largest
+from memlog.reports.worst_step import Standing, not_the_largest
 from memlog.trace import encoding
 from memlog.trace.predict import WORTH, Advice
 

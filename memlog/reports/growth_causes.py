@@ -1,26 +1,189 @@
-"""Explain why memory grew before a bad end: kept memory, mapped files or larger steps."""
+"""Explain why memory grew before a bad end: kept memory, mapped files or larger steps.
+
+The test for growing steps counts records. A record is a step that peaked higher than every step before. If
+steps come in random order, as with batches of random length, step number k is a record with probability 1/k.
+In this case, records are independent of each other (Foster and Stuart 1954), so the mean and the variance of
+their number are known. If steps grow, nearly every step is a record.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
 from memlog._internal.units import format_bytes
-from memlog.events import OutOfMemory
+from memlog.events import Batch, OutOfMemory, main_reading
 from memlog.growth import keeps_growing
 from memlog.reports.final_state import FinalState
-from memlog.reports.larger_steps import rise, sudden, why_steps_grew
-from memlog.reports.levels import StepMemory, are_all, failing_peak, levels, memory_name
+
+
+class StepMemory(NamedTuple):
+    """Memory in use after a step, and bounds of the step's peak, in bytes."""
+
+    step: int
+    level: int
+    own: int | None
+    """Bytes by which the step's peak was above ``level``, the memory in use after the step.
+    ``None``: unknown."""
+    mark: int | None
+    """Upper bound of the step's peak: the peak counter at the step's end, in bytes; ``None``: unknown."""
+
+    @property
+    def most(self) -> int:
+        """The step's peak in bytes if the exact peak is known, else ``level`` as a lower bound."""
+        return self.level + (self.own or 0)
+
+
+def levels(state: FinalState) -> list[StepMemory]:
+    """Return the memory in use after each of the last steps, and bounds of the step's peak.
+
+    If an allocation failed on a device, the sizes are that device's. Otherwise, the sizes are the process's.
+    """
+    device = "host" if state.failure is None else state.failure.device
+    found: list[StepMemory] = []
+    for step in state.steps:
+        read = main_reading(step, device)
+        if read is not None and read.level is not None:
+            level, peak, source = read.level, read.peak, read.source
+            own = max(peak - level, 0) if peak is not None and source == "exact" else None
+            found.append(StepMemory(step.step, level, own, None if source == "sampled" else peak))
+    return found
+
+
+def are_all(series: Sequence[StepMemory]) -> bool:
+    """Return False if steps between the first and the last are missing, as with ``every=10`` in ``init``."""
+    return series[-1].step - series[0].step < len(series)
+
+
+def failing_peak(failure: OutOfMemory | None, last: Batch | None) -> int | None:
+    """Return the peak, in bytes, of the step that failed, on the device that failed; ``None`` if unknown.
+
+    On the host, the kernel keeps one peak for the process's whole life, not one for each step. So the failing
+    step's peak is known only if the process's peak rose after ``last``, the last complete step.
+    """
+    if failure is None or failure.worker is not None:
+        return None
+    if failure.device != "host":
+        return failure.allocated
+    before = None if last is None else main_reading(last, "host")
+    if failure.resident is None or before is None or before.peak is None:
+        return None
+    if before.source == "sampled" or failure.resident <= before.peak:
+        return None
+    return failure.resident
+
+
+def memory_name(failure: OutOfMemory | None) -> str:
+    """Return the name of the memory that ran out, as the first words of a sentence."""
+    if failure is None or failure.device == "host":
+        return "The process's memory"
+    return f"The memory on {failure.device}"
+
+
+_FEWEST = 6
+"""If there are fewer steps than this, no steps count as larger: even a rise in every step can be chance."""
+_SIGMAS = 3
+"""Number of standard deviations. Steps count as larger only if the number of new highest peaks is at least
+this far above the mean number for steps in random order."""
+_MATTERS = 0.1
+"""Smallest growth that memlog reports, as a share. For growing steps: a share of a peak near the end. For a
+sudden rise: a share of the memory in use after the last complete step."""
+_MOST = 0.5
+"""If larger steps caused less than this share of the rise in peaks, they do not explain the rise."""
+_FAR = 2
+"""A rise counts as sudden only if it exceeds this factor times `Sudden.needed`."""
+
+
+class Sudden(NamedTuple):
+    """Rise of memory after the last complete step. The rise is far larger than any step needed."""
+
+    step: int
+    """Number of the last complete step."""
+    took: int
+    """Bytes allocated after the last complete step."""
+    needed: int
+    """Upper bound, in bytes, of the memory that any single recorded step allocated and freed again."""
+
+
+def rise(state: FinalState) -> str | None:
+    """Return a line which says that the steps became larger; ``None`` if they did not."""
+    series = levels(state)
+    records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
+    count = len(series)
+    if count < _FEWEST or not _are_many(len(records), count):
+        return None
+    if records[-1].step < series[-max(count // 4, 1)].step:
+        return None  # the rise stopped
+    needs = [each for each in records if each.own is not None]
+    first = _middle(needs[: max(len(needs) // 4, 1)])
+    last = max(needs[-max(len(needs) // 4, 1) :], key=_own)
+    grown = _own(last) - _own(first)
+    if grown < max(_MOST * (last.most - first.most), _MATTERS * last.most):
+        return None
+    steps = "steps" if are_all(series) else "recorded steps"
+    return (
+        f"{len(needs)} of the last {count} {steps} peaked higher than every one before. The "
+        f"memory that was freed after a step's peak grew from {format_bytes(first.own)} (step "
+        f"{first.step}) to {format_bytes(last.own)} (step {last.step}). So the "
+        "steps became larger, as with longer inputs or batches: limit the largest."
+    )
+
+
+def sudden(state: FinalState) -> Sudden | None:
+    """Return the rise of memory after the last complete step; ``None`` if it is unknown or not sudden."""
+    series = levels(state)
+    highest = failing_peak(state.failure, state.steps[-1] if state.steps else None)
+    if not series or highest is None or any(each.mark is None for each in series):
+        return None
+    took = highest - series[-1].level
+    # `mark` is an upper bound of the step's peak, so `needed` is an upper bound, too.
+    needed = max((each.mark or 0) - each.level for each in series)
+    if took <= max(_FAR * needed, _MATTERS * series[-1].level):
+        return None
+    return Sudden(series[-1].step, took, needed)
+
+
+def why_steps_grew(state: FinalState) -> Iterator[str]:
+    """Yield one line if steps became larger, or if memory rose suddenly; else yield nothing."""
+    larger = rise(state)
+    jump = sudden(state)
+    if larger is not None:
+        yield larger
+    elif jump is not None:
+        above = f"more than {format_bytes(jump.needed)} " if jump.needed else ""
+        yield (
+            f"{memory_name(state.failure)} grew by {format_bytes(jump.took)} after step {jump.step}; "
+            f"no earlier step's peak was {above}above the memory in use at its end. So the cause came after "
+            f"step {jump.step}: a far larger input, many more batches in one step, parameters that are "
+            "trained for the first time, or work between steps, such as an evaluation without "
+            "`torch.no_grad()` or loading of data."
+        )
+
+
+def _are_many(records: int, steps: int) -> bool:
+    """Return True if ``records``, the number of new highest peaks, is too large for steps in random order."""
+    mean = sum(1 / at for at in range(1, steps + 1))
+    variance = sum(1 / at - 1 / at**2 for at in range(1, steps + 1))
+    return records - mean >= _SIGMAS * sqrt(variance)
+
+
+def _own(level: StepMemory) -> int:
+    return level.own or 0
+
+
+def _middle(some: Sequence[StepMemory]) -> StepMemory:
+    middle = median(_own(each) for each in some)
+    return min(some, key=lambda each: abs(_own(each) - middle))
+
 
 _LEAST_STEPS = 20
 """If there are fewer steps than this, the growth does not count as kept memory: growth over few steps is too
 common."""
-_MATTERS = 0.1
 """If memory grew by at most this share of the memory in use before the growth, memlog reports
 no growth."""
-_MOST = 0.5
 """If a cause makes up at least this share of the growth, it explains the growth."""
 _SOME = 0.25
 """If unused memory at the end makes up at least this share of the growth, memlog names two possible causes:

@@ -24,8 +24,7 @@ from memlog.facts.verdict import verdict
 from memlog.journal import Entry, Position, RunDirectory
 from memlog.journal.format import START
 from memlog.journal.run_names import names_of
-from memlog.reports.accumulator import Accumulator
-from memlog.reports.history import History
+from memlog.reports.accumulator import Accumulator, History
 from memlog.reports.schema import AlertFacts, FindingFacts
 from memlog.reports.summary import alert_facts, finding_facts, iso_time
 

@@ -13,8 +13,7 @@ from memlog.facts.oom_cause import Background, DeviceLevel, cause_of
 from memlog.facts.oom_room import Cause
 from memlog.findings import ranked
 from memlog.reports.final_state import FinalState
-from memlog.reports.growth_causes import GrowthCauses
-from memlog.reports.levels import levels
+from memlog.reports.growth_causes import GrowthCauses, levels
 
 _NEAR = 0.9
 """If the run holds at least this share of the container's limit, the limit counts as nearly reached."""

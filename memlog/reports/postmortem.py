@@ -12,21 +12,31 @@ import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.units import format_bytes
-from memlog.events import Batch, OutOfMemory, Reading, Trace, main_readings
+from memlog.events import (
+    OF_OTHERS,
+    OTHER_PROCESSES,
+    Batch,
+    OutOfMemory,
+    Reading,
+    Trace,
+    main_reading,
+    main_readings,
+)
 from memlog.facts.oom_cause import title_with_cause
-from memlog.findings import after_step, evidence_and_remedy
+from memlog.facts.oom_room import named, unused
+from memlog.findings import after_step, evidence_and_remedy, how_it_ended, of_rank
+from memlog.ranks.ends import FROM_OUTSIDE
 from memlog.reports.advice import (
     Prediction,
     advice,
+    had_room,
     in_a_step,
     needed,
     needed_far_more,
     pinned_share,
 )
-from memlog.reports.failure_figures import room, table, taken_by_others
-from memlog.reports.final_state import FinalState
+from memlog.reports.final_state import FinalState, of_the_end
 from memlog.reports.growth_causes import GrowthCauses
-from memlog.reports.largest_step import of_the_end
 from memlog.reports.oom_diagnosis import (
     OutOfMemoryLikelihood,
     Witness,
@@ -34,8 +44,198 @@ from memlog.reports.oom_diagnosis import (
     cause,
     suspect,
 )
-from memlog.reports.rank_end import sentences_of_rank, title_of_rank
-from memlog.reports.step_ranking import held_more
+from memlog.reports.schema import Summary
+from memlog.reports.worst_step import held_more
+
+_UNEXPECTED = "Ended unexpectedly"
+
+
+def title_of_rank(state: FinalState, title: str) -> str:
+    """Return a title that names this rank, and how its process ended if that is known.
+
+    If no rank is the cause of the training's end, the title is about all ranks.
+    """
+    position, end = state.position, state.exit
+    if position is None:
+        return title
+    if state.failed_with is not None and state.failed_with.first is None:
+        return state.failed_with.title
+    named = of_rank(position.rank, title)
+    if title.startswith(_UNEXPECTED) and end is not None and (end.signal or end.code is not None):
+        how = how_it_ended(end.signal, end.code)
+        return f"Rank {position.rank} {how}{title.removeprefix(_UNEXPECTED)}"
+    return named
+
+
+def sentences_of_rank(state: FinalState) -> Iterator[str]:
+    """Yield sentences on the end of this process and of the other ranks."""
+    position, end, failure = state.position, state.exit, state.failed_with
+    if position is None:
+        return
+    if end is not None and (end.signal or end.code is not None):
+        yield f"The process {how_it_ended(end.signal, end.code)}."
+    if failure is not None:
+        yield f"{position.world_size} ranks trained together: {failure.text}."
+    elif position.rank and end is not None and end.signal in FROM_OUTSIDE:
+        yield (
+            f"A launcher sends {end.signal} to all other ranks when one has ended. The run of rank 0 names "
+            "the rank that failed first."
+        )
+
+
+_SIZES = 12
+"""Maximum number of batch sizes to list."""
+
+
+def batch_sizes(failures: Sequence[OutOfMemory]) -> list[int]:
+    """Return the batch sizes with which allocations failed. Unknown ones are left out.
+
+    `OutOfMemory.batch` comes first. Otherwise the size is the first dimension of those inputs in which the
+    failures differ, or, if no input differs, the first dimension that all inputs have.
+    """
+    firsts = [
+        {each.name: each.shape[0] for each in failure.inputs if each.shape} for failure in failures
+    ]
+    shared = set[str].intersection(*map(set, firsts))
+    varied = [name for name in shared if len({first[name] for first in firsts}) > 1]
+    sizes = []
+    for failure, first in zip(failures, firsts, strict=True):
+        found = {first[name] for name in varied or first}
+        if failure.batch is not None:
+            sizes.append(failure.batch)
+        elif len(found) == 1:
+            sizes += found
+    return sizes
+
+
+def survived(summary: Summary) -> str:
+    """Return how many allocations failed after which training went on; empty if there was none."""
+    number, sizes = summary.survived_failures, summary.survived_batch_sizes
+    first, last = summary.survived_first_step, summary.survived_last_step
+    if not number:
+        return ""
+    what = (
+        "1 allocation failed and was" if number == 1 else f"{number:,} allocations failed and were"
+    )
+    where = f"at step {first:,}" if first == last else f"at steps {first:,} to {last:,}"
+    tried = ", ".join(f"{size:,}" for size in sizes[:_SIZES])
+    more = ", …" if len(sizes) > _SIZES else ""
+    sized = "batch size" if len(sizes) == 1 else "batch sizes"
+    # If a size was tried twice, or is unknown, the list does not tell the size of each failure.
+    those = ", with the" if len(sizes) == number else "; known"
+    of = f"{those} {sized} {tried}{more}" if sizes else ""
+    return f"{what} survived {where}{of}"
+
+
+_GREW = 0.05
+"""Growth of other processes' memory is told from this share of the device on."""
+_LEAST_OUTSIDE = 1024**3
+"""The same in bytes, if the driver does not tell whose memory it is."""
+_NAMED = 4
+"""Maximum number of other processes that the report names."""
+
+
+def room(failure: OutOfMemory) -> Iterator[str]:
+    """Yield a table of the figures, and sentences on the limit and on who holds the memory."""
+    sizes = {
+        "requested": failure.requested,
+        "free": failure.free,
+        "in use": failure.allocated,
+        "limit": failure.limit,
+    }
+    if failure.reserved is not None:
+        sizes["held by the allocator"] = failure.reserved
+    yield table(tuple(sizes), [tuple(format_bytes(size) for size in sizes.values())])
+    if failure.limited_by:
+        yield _verdict(failure)
+    yield from _device(failure)
+    if failure.free_after is not None:
+        # A limit on the address space counts every reserved address, used or not.
+        of = "address space" if "address space" in (failure.limited_by or "") else "memory"
+        yield (
+            f"`free` and `in use` are those at the peak of the process's {of}. After the failed step's own "
+            f"memory was freed, {format_bytes(failure.free_after)} were free."
+        )
+
+
+def _verdict(failure: OutOfMemory) -> str:
+    if failure.requested is None:
+        return f"The requested size is unknown. The tightest limit: {failure.limited_by}."
+    if not had_room(failure):
+        return f"Limit: {failure.limited_by}."
+    if failure.device != "host":
+        return (
+            f"Limit: {failure.limited_by}. As memlog read it, there was room for the request. Possibly "
+            "another process freed memory in between, or the driver had no piece of this size."
+        )
+    return (
+        "The tightest limit that memlog knows had room for the request, so another limit must have stopped "
+        f"it. The tightest known limit: {failure.limited_by}."
+    )
+
+
+def _device(failure: OutOfMemory) -> Iterator[str]:
+    """Yield a sentence on who holds the device's memory."""
+    state, idle = failure.state, unused(failure)
+    if state is None:
+        return
+    parts = []
+    if state.outside:
+        parts.append(
+            f"{format_bytes(state.outside)} are in use outside PyTorch's allocator of this process"
+        )
+    if state.others:
+        largest = state.processes[:_NAMED]
+        names = ", ".join(f"{named(each)} {format_bytes(each.used)}" for each in largest)
+        parts.append(f"other processes hold {format_bytes(state.others)} ({names})")
+    if idle:
+        parts.append(f"the allocator holds {format_bytes(idle)} that no tensor uses")
+    if state.in_pools:
+        parts.append(f"{format_bytes(state.in_pools)} belong to private pools of the allocator")
+    if failure.limit is not None and failure.limit < (failure.capacity or 0):
+        parts.append(
+            f"the device has {format_bytes(failure.capacity)}, of which {format_bytes(state.free)} are free"
+        )
+    name = failure.device
+    if state.shares_host:
+        yield f"{name} shares the host's memory: `free` is what the machine could still give."
+    if parts:
+        yield f"On {name}, {'; '.join(parts)}."
+
+
+def taken_by_others(state: FinalState) -> Iterator[str]:
+    """Yield a sentence if other processes took much of the failed device during the run.
+
+    If the driver does not tell whose memory it is, the sentence is about all memory outside the allocator. A
+    process's own context and libraries are a part of that.
+    """
+    failure = state.failure
+    if failure is None or failure.state is None or not failure.capacity:
+        return
+    found, kind, what = failure.state, OF_OTHERS, "outside PyTorch's allocator of this process"
+    now, threshold = found.outside, max(_GREW * failure.capacity, _LEAST_OUTSIDE)
+    if found.others is not None:
+        kind, what, threshold = OTHER_PROCESSES, "of other processes", _GREW * failure.capacity
+        now = found.others - sum(each.used or 0 for each in found.processes if each.is_child)
+    step, least = state.least.get(failure.device + kind, (None, None))
+    if now is None or least is None or now - least < threshold:
+        return
+    own = main_reading(state.first, failure.device) if state.first is not None else None
+    held = None if own is None or own.device is None else own.device.reserved
+    at = "" if step is None else f" at step {step:,}"
+    yield (
+        f"During the run, the memory {what} on {failure.device} grew from {format_bytes(least)}{at} to "
+        f"{format_bytes(now)}. PyTorch's allocator of this process held {format_bytes(held)} after the first "
+        f"step and {format_bytes(failure.reserved)} at the failure."
+    )
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table. The caller must separate it by blank lines from the text around it."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
 
 _SNAPSHOT = "out-of-memory."
 """First part of the names of the files about the allocator's snapshot."""

@@ -10,7 +10,7 @@ from memlog._internal.units import format_bytes
 from memlog.events import Batch, Event, OutOfMemory, Sample, StepInputs, Trace, main_reading
 from memlog.facts.longest_batch import LongestBatch
 from memlog.journal import RunDirectory
-from memlog.reports.step_ranking import Standing
+from memlog.reports.worst_step import Standing
 from memlog.trace.predict.fitting import FittingPlan
 from memlog.trace.predict.plan import BesidesTensors, plan_for_trace
 from memlog.trace.records import RecordedTrace

@@ -24,8 +24,7 @@ from memlog.reports.advice import Prediction
 from memlog.reports.final_state import FinalState, final_state, is_of_device
 from memlog.reports.oom_diagnosis import Witness, suspect
 from memlog.reports.postmortem import report
-from memlog.reports.step_ranking import advise_on
-from memlog.reports.worst_step import read_worst_step
+from memlog.reports.worst_step import advise_on, read_worst_step
 from memlog.trace import exporters
 
 

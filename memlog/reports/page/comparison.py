@@ -8,12 +8,10 @@ from xml.etree.ElementTree import Element
 
 from memlog._internal.units import format_bytes
 from memlog.journal import RunDirectory
-from memlog.reports.compare import Compared, Comparison, compare
-from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
-from memlog.reports.page import drawings, run_sections, sections
+from memlog.reports.compare import STEP_TIME, TRACE_PEAK, Compared, Comparison, compare, run_figures
+from memlog.reports.page import drawings, sections
+from memlog.reports.page.drawings import Chart, Child, TableRow, el, prose, side_by_side, table
 from memlog.reports.page.facts import RunSeries, run_series
-from memlog.reports.page.markup import Child, TableRow, el, prose, table
-from memlog.reports.page.series import Chart, side_by_side
 from memlog.reports.schema import Summary
 from memlog.reports.summary import summarize
 
@@ -55,7 +53,7 @@ def parts(runs: TwoRuns, missing: str | None) -> list[Element | None]:
         _categories(runs),
         _layers(runs),
         *(
-            run_sections.provenance(summary, f"origin-{summary.run.id}", f"Where {name} came from")
+            sections.provenance(summary, f"origin-{summary.run.id}", f"Where {name} came from")
             for name, summary in zip(runs.names, runs.summaries, strict=True)
         ),
     ]

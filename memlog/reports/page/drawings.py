@@ -1,14 +1,259 @@
-"""Drawings in SVG that need no script: lines over steps, stacked bars, the bar of a share."""
+"""HTML as a tree of elements, and drawings in SVG that need no script."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from xml.etree.ElementTree import Element
+from typing import Literal, TypeAlias
+from xml.etree.ElementTree import Element, fromstring, tostring
+
+import msgspec
+from markdown_it import MarkdownIt
 
 from memlog._internal.units import format_bytes
-from memlog.reports.page.markup import el
-from memlog.reports.page.series import Chart, Curve
+
+Child: TypeAlias = "Element | str | None"
+TableRow: TypeAlias = "Sequence[Child | list[Child]]"
+"""Cells of a table's row."""
+_HEADINGS = {"h1": "h3", "h2": "h4", "h3": "h5"}
+"""New level of each heading of a Markdown text. The page's own headings have the higher levels."""
+
+
+def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -> Element:
+    """Return an element.
+
+    Args:
+        name: Name of the element.
+        children: Elements and text, in order; ``None`` is left out.
+        attributes: Attributes; ``class_`` is written as ``class``, ``aria_label`` as ``aria-label``. ``None``
+            and ``False`` are left out, ``True`` is written as an attribute without a value.
+    """
+    written = {
+        key.rstrip("_").replace("_", "-"): "" if value is True else clean(str(value))
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    }
+    made = Element(name, written)
+    for child in children:
+        if child is None or isinstance(child, (str, Element)):
+            _append(made, child)
+        else:
+            for one in child:
+                _append(made, one)
+    return made
+
+
+def prose(text: str) -> list[Child]:
+    """Return a text as children of an element. Text between backticks becomes a ``code`` element."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # an unpaired backtick is text
+        return [text]
+    return [el("code", part) if at % 2 else part for at, part in enumerate(parts) if part]
+
+
+def table(
+    caption: str,
+    headings: Sequence[str],
+    rows: Iterable[TableRow],
+    *,
+    numbers: Sequence[int] = (),
+) -> Element:
+    """Return a table in a box that scrolls if it is too wide.
+
+    Screen readers read the caption. The first cell of a row is the row's heading. ``numbers`` are the indices
+    of the columns that are aligned to the right.
+    """
+
+    def kind(at: int) -> str | None:
+        return "number" if at in numbers else None
+
+    head = el(
+        "tr", [el("th", text, scope="col", class_=kind(at)) for at, text in enumerate(headings)]
+    )
+    body = [
+        el(
+            "tr",
+            [
+                el(
+                    "td" if at else "th",
+                    cell,
+                    scope=None if at else "row",
+                    class_=kind(at),
+                )
+                for at, cell in enumerate(row)
+            ],
+        )
+        for row in rows
+    ]
+    made = el("table", el("caption", caption), el("thead", head), el("tbody", body))
+    return el("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def rendered(text: str) -> Element:
+    """Return Markdown as an element. HTML in the text stays text; links and pictures are left out."""
+    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
+    parser.disable(["link", "image", "autolink"])
+    safe = "".join(char for char in text if char.isprintable() or char == "\n")
+    root = fromstring(f'<div class="prose">{parser.render(safe)}</div>')  # noqa: S314 - markdown-it wrote it: no entity
+    for element in root.iter():
+        element.tag = _HEADINGS.get(element.tag, element.tag)
+    return root
+
+
+def write(root: Element) -> str:
+    return "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def clean(text: str) -> str:
+    """Return text with control characters replaced, because text from a journal is untrusted."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
+
+
+def _append(parent: Element, child: Child) -> None:
+    if child is None:
+        return
+    if isinstance(child, Element):
+        parent.append(child)
+        return
+    text = clean(child)
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text
+
+
+CurveKind: TypeAlias = Literal["level", "peak", "reserved", "tree"]
+
+MOST_POINTS = 2_000
+"""Maximum number of intervals of a chart. If there are more, every two neighbours become one interval."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One line of a chart."""
+
+    label: str
+    kind: CurveKind
+    low: list[int | None] | None
+    """Lowest value of each interval; ``None``: each interval has one value, which is in ``high``."""
+    high: list[int | None]
+    """Highest value of each interval, in bytes; ``None`` if there was no reading."""
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Chart with lines of one kind of memory."""
+
+    id: str
+    """Name of the device; ``host`` for the host, ``ranks`` for the chart that compares ranks."""
+    title: str
+    x: list[int]
+    """First index of each interval; an index is the number of a step, an evaluation or an epoch."""
+    width: int
+    """Number of steps, evaluations or epochs in an interval."""
+    curves: list[Curve]
+    limit: int | None
+    """Bytes available; ``None``: unknown."""
+    peak: tuple[int, int] | None = None
+    """Index and bytes of the run's peak; ``None``: unknown, or the peak has no index on this axis."""
+
+    @property
+    def main(self) -> Curve:
+        """Line of the memory in use. The other lines are shown beside it."""
+        return self.curves[0]
+
+
+class CurveFold:
+    """Lowest and highest values of several lines over the same intervals.
+
+    If there are more than ``most`` intervals, every two neighbours become one interval.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._width = 1
+        self._curves: dict[tuple[str, CurveKind], dict[int, tuple[int, int]]] = {}
+        self._intervals: set[int] = set()
+
+    def add(self, label: str, kind: CurveKind, index: int, value: int | None) -> None:
+        """Add one value of a line; ``None`` (unknown) is left out."""
+        if value is None:
+            return
+        curve = self._curves.setdefault((label, kind), {})
+        at = index // self._width
+        known = curve.get(at)
+        if known is None:
+            curve[at] = (value, value)
+            self._intervals.add(at)
+            while len(self._intervals) > self._most:
+                self._widen()
+        elif not known[0] <= value <= known[1]:
+            curve[at] = (min(value, known[0]), max(value, known[1]))
+
+    def _widen(self) -> None:
+        self._width *= 2
+        self._intervals = {at // 2 for at in self._intervals}
+        for key, narrow in self._curves.items():
+            wide: dict[int, tuple[int, int]] = {}
+            for at, (low, high) in narrow.items():
+                known = wide.get(at // 2, (low, high))
+                wide[at // 2] = (min(low, known[0]), max(high, known[1]))
+            self._curves[key] = wide
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._curves
+
+    def chart(self, name: str, title: str, limit: int | None) -> Chart:
+        intervals = sorted(self._intervals)
+        return Chart(
+            id=name,
+            title=title,
+            x=[at * self._width for at in intervals],
+            width=self._width,
+            curves=[
+                Curve(
+                    label,
+                    kind,
+                    None if self._width == 1 else _side(values, intervals, 0),
+                    _side(values, intervals, 1),
+                )
+                for (label, kind), values in self._curves.items()
+            ],
+            limit=limit,
+        )
+
+
+def _side(
+    values: dict[int, tuple[int, int]], intervals: Iterable[int], side: int
+) -> list[int | None]:
+    return [values[at][side] if at in values else None for at in intervals]
+
+
+def side_by_side(name: str, title: str, charts: Mapping[str, Chart], limit: int | None) -> Chart:
+    """Return one chart with the main line of each chart. The keys of ``charts`` label the lines.
+
+    If a main line has a lowest and a highest value for each interval, the highest is shown.
+    """
+    width = max(chart.width for chart in charts.values())
+    lines = {label: _widened(chart, width) for label, chart in charts.items()}
+    x = sorted({at for line in lines.values() for at in line})
+    curves = [
+        Curve(label, "level", None, [line.get(at) for at in x]) for label, line in lines.items()
+    ]
+    return Chart(id=name, title=title, x=x, width=width, curves=curves, limit=limit)
+
+
+def _widened(chart: Chart, width: int) -> dict[int, int]:
+    line: dict[int, int] = {}
+    for at, value in zip(chart.x, chart.main.high, strict=True):
+        if value is not None:
+            wide = at // width * width
+            line[wide] = max(value, line.get(wide, value))
+    return line
+
 
 _WIDTH, _HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 34, 14, 30

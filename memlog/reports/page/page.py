@@ -1,35 +1,91 @@
-"""Assembly of the page: from a run, from a traced step, from two runs."""
+"""Assembly of the page: from a run, from a traced step, from two runs, with the files written into it."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
 
 import msgspec
 from msgspec.structs import replace
 
+from memlog._internal.npm_package import UPLOT, FetchError
 from memlog._internal.units import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.events import End, Trace
 from memlog.facts.levels import peak_kind
 from memlog.journal import RunDirectory
-from memlog.reports.page import comparison, drawings, layer_sections, run_sections, sections
-from memlog.reports.page.facts import RunSeries
-from memlog.reports.page.layer_sections import ShownStep, step_title
-from memlog.reports.page.layers import Node, event_tree, layer_rows, layer_tree
-from memlog.reports.page.library import Library, load_library
-from memlog.reports.page.markup import Child, el, write
-from memlog.reports.page.ranks import find_ranks, rank_chart
-from memlog.reports.page.run_reader import RunReader
-from memlog.reports.page.series import Chart
+from memlog.reports.page import comparison, drawings, layers, sections
+from memlog.reports.page.drawings import Chart, Child, el, write
+from memlog.reports.page.facts import RunReader, RunSeries
+from memlog.reports.page.layers import (
+    Node,
+    ShownStep,
+    event_tree,
+    layer_rows,
+    layer_tree,
+    step_title,
+)
+from memlog.reports.page.sections import find_ranks, rank_chart
 from memlog.reports.schema import Summary
-from memlog.reports.step_ranking import advise_with, not_the_largest
-from memlog.reports.worst_step import read_worst_step
+from memlog.reports.worst_step import advise_with, not_the_largest, read_worst_step
 from memlog.trace import encoding
 from memlog.trace.predict import advise
 from memlog.trace.records import RecordedTrace
+
+_STATIC = Path(__file__).with_name("static")
+_SCRIPTS = ("common.js", "marks.js", "chart.js", "icicle.js", "main.js")
+_STYLES = ("page.css", "figures.css")
+
+
+class Library(NamedTuple):
+    script: str
+    style: str
+    missing: str | None
+    """Reason why charts can't be zoomed, and the remedy; ``None`` if charts can be zoomed."""
+
+    @property
+    def policy(self) -> str:
+        """Content-Security-Policy that allows this script and this style, but no loading and no sending."""
+        return (
+            f"default-src 'none'; script-src '{_digest(self.script)}'; style-src '{_digest(self.style)}'; "
+            "base-uri 'none'; form-action 'none'"
+        )
+
+
+def load_library(announce: Callable[[str], object] | None = None) -> Library:
+    """Read the page's scripts and styles.
+
+    If uPlot is missing and ``announce`` is not ``None``, this function calls ``announce`` with one line of
+    text, and then fetches uPlot. Without uPlot, the charts are drawings that can't be zoomed.
+    """
+    folder = None
+    missing = (
+        "this memlog was installed without uPlot: `memlog report` fetches it once, through npm"
+    )
+    try:
+        folder = UPLOT.find(announce)
+    except FetchError as error:
+        missing = f"{error}: {error.remedy}"
+    except OSError as error:
+        why = error.strerror or error
+        missing = f"{why}: set XDG_CACHE_HOME to a folder that can be written"
+    own = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]
+    styles = [(_STATIC / name).read_text("utf-8") for name in _STYLES]
+    if folder is not None:
+        own.insert(0, (folder / UPLOT.needed).read_text("utf-8"))
+        styles.insert(0, (folder / "uPlot.min.css").read_text("utf-8"))
+    return Library("\n".join(own), "\n".join(styles), missing if folder is None else None)
+
+
+def _digest(text: str) -> str:
+    # A browser hashes the text as it is in the page, where lines end with "\n".
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
 
 Announce = Callable[[str], object]
 
@@ -94,15 +150,15 @@ def _run_page(reader: RunReader, library: Library, end: End | None) -> str:
         sections.bad_end(reader.run),
         sections.memory(series, library.missing),
         sections.traced(series.traces, summary.traced),
-        None if step is None else layer_sections.icicle(step),
-        None if step is None else layer_sections.largest(step),
-        run_sections.longest_batch(summary),
-        run_sections.phases(summary),
-        run_sections.failures(summary),
-        run_sections.ranks(ranks, all_ranks),
-        run_sections.alerts(summary),
-        run_sections.provenance(summary),
-        run_sections.health(summary),
+        None if step is None else layers.icicle(step),
+        None if step is None else layers.largest(step),
+        sections.longest_batch(summary),
+        sections.phases(summary),
+        sections.failures(summary),
+        sections.ranks(ranks, all_ranks),
+        sections.alerts(summary),
+        sections.provenance(summary),
+        sections.health(summary),
     ]
     about: list[Child] = [
         el("strong", ", ".join(summary.names) or f"run {summary.run.id}"),
@@ -140,8 +196,8 @@ def _trace_page(trace: RecordedTrace, library: Library) -> str:
     parts = [
         el("div", el("h1", headline, class_="verdict"), class_="headline"),
         sections.tiles(tiles),
-        layer_sections.icicle(step) if step.tree.size else None,
-        layer_sections.largest(step),
+        layers.icicle(step) if step.tree.size else None,
+        layers.largest(step),
     ]
     about: list[Child] = [el("strong", model), el("span", f"{result.engine} engine")]
     return _document(model, about, parts, _data(RunSeries("step", [], [], 0, []), step), library)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.failing import child, only_run
 
+from memlog.reports.postmortem import survived
 from memlog.reports.summary import summarize
-from memlog.reports.survived import survived
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from memlog.events import Alert
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports import summarize
 from memlog.reports.page import html
-from memlog.reports.page.run_reader import RunReader
+from memlog.reports.page.facts import RunReader
 
 SCRIPT = """
 import os, signal, sys, time, torch, memlog

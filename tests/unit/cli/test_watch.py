@@ -14,7 +14,7 @@ from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 from memlog._internal.distributed import RankPosition
 from memlog.events import Alert, Device, End, Finding, Loss, Parameters, Run, Sample
 from memlog.journal import JournalFile
-from memlog.reports.history import History
+from memlog.reports.accumulator import History
 from memlog.reports.live import LiveState
 
 

@@ -13,7 +13,7 @@ from memlog.cli.main import cli
 from memlog.events import Alert, DeviceReading, Recorded, Scope
 from memlog.journal import find_run
 from memlog.metrics import safe_label
-from memlog.reports.labels import MAX_LABELS
+from memlog.reports.accumulator import MAX_LABELS
 from memlog.reports.summary import summarize
 from memlog.session.arguments import MAX_METRIC_LABELS
 from memlog.sink import Target

@@ -8,8 +8,7 @@ from support.journals import MIB, MadeRun, at, batch
 
 from memlog.events import Event, OutOfMemory, StepInputs, TensorInput, Trace
 from memlog.facts.levels import Peak
-from memlog.reports.final_state import final_state
-from memlog.reports.largest_step import of_the_end, role, shapes
+from memlog.reports.final_state import final_state, of_the_end, role, shapes
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.reports.schema import LargestStep

@@ -32,7 +32,7 @@ from memlog.reports import advice, postmortem
 from memlog.reports.final_state import final_state
 from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
-from memlog.reports.step_ranking import Standing
+from memlog.reports.worst_step import Standing
 from memlog.trace.encoding import CATEGORIES
 from memlog.trace.predict import advise
 

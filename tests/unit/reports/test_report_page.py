@@ -40,10 +40,9 @@ from memlog.events import (
 )
 from memlog.journal import RunDirectory
 from memlog.reports.page import comparison_html, html
-from memlog.reports.page.facts import run_series
+from memlog.reports.page.drawings import CurveFold
+from memlog.reports.page.facts import RunReader, run_series
 from memlog.reports.page.layers import event_tree
-from memlog.reports.page.run_reader import RunReader
-from memlog.reports.page.series import CurveFold
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -89,7 +88,7 @@ def without_uplot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", "")
     elsewhere = dataclasses.replace(UPLOT, installed=tmp_path / "nowhere")
-    monkeypatch.setattr("memlog.reports.page.library.UPLOT", elsewhere)
+    monkeypatch.setattr("memlog.reports.page.page.UPLOT", elsewhere)
 
 
 def growing_run(root: Path) -> RunDirectory:

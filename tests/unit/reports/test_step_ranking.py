@@ -16,8 +16,13 @@ from memlog.cli.main import cli
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import Batch, OutOfMemory
 from memlog.journal import RunDirectory
-from memlog.reports.step_ranking import LargerStep, Standing, advise_on, not_the_largest
-from memlog.reports.worst_step import read_worst_step
+from memlog.reports.worst_step import (
+    LargerStep,
+    Standing,
+    advise_on,
+    not_the_largest,
+    read_worst_step,
+)
 from memlog.trace.predict import advise
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.schedule.trace_event import trace_event

@@ -58,7 +58,7 @@ def test_the_users_name_of_the_trackers_run_is_shown(tmp_path: Path) -> None:
 
 
 _FIGURES = "memlog.cli.compare.run_figures"
-_PAGE = "memlog.reports.page.run_reader.summary_of"
+_PAGE = "memlog.reports.page.facts.summary_of"
 _DESCRIPTION = "memlog.reports.description.summarize"
 _POSTMORTEM = "memlog.delivery.helper.postmortem"
 

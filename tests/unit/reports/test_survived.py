@@ -9,7 +9,7 @@ from support.journals import MIB, MadeRun, at, batch
 from memlog.events import End, OutOfMemory, Status, TensorInput
 from memlog.reports import summarize
 from memlog.reports.final_state import final_state
-from memlog.reports.survived import batch_sizes, survived
+from memlog.reports.postmortem import batch_sizes, survived
 
 
 def failure(*, batch: int | None = None, **firsts: int) -> OutOfMemory:
