@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
@@ -13,6 +14,22 @@ from memlog._version import __version__
 from memlog.cli import SETTINGS
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
 
+COMMANDS = {
+    "advise": "advise_run",
+    "compare": "compare_runs",
+    "completion": "completion",
+    "demo": "demo",
+    "estimate": "estimate_step",
+    "open": "open_file",
+    "pull": "pull",
+    "report": "report_run",
+    "run": "run",
+    "runs": "runs",
+    "show": "show",
+    "sync": "sync",
+    "watch": "watch",
+}
+"""The function of each command, in the module of `memlog.cli` with the command's name."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 
@@ -38,23 +55,18 @@ class _WrongUse(_Failure):
 class _Commands(click.Group):
     """Group of commands that converts their errors to exit codes.
 
-    The commands are imported when they are needed. `memlog --version` needs none, so that it is quick.
+    A command is imported when it is called, so that it does not wait for what the others need.
     """
 
-    def _import(self) -> None:
-        if not self.commands:
-            from memlog.cli.commands import COMMANDS  # noqa: PLC0415 - see the class
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
+        return sorted(COMMANDS)
 
-            for command in COMMANDS:
-                self.add_command(command)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        self._import()
-        return super().list_commands(ctx)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        self._import()
-        return super().get_command(ctx, cmd_name)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        function = COMMANDS.get(cmd_name)
+        if function is None:
+            return None
+        command: click.Command = getattr(import_module(f"memlog.cli.{cmd_name}"), function)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
+import click
 import msgspec
 import pytest
 from support.commands import memlog, output_of
@@ -11,10 +13,18 @@ from support.commands import memlog, output_of
 from memlog._internal.terminal import one_line
 from memlog._internal.units import format_duration
 from memlog._version import __version__
-from memlog.cli.commands import COMMANDS
+from memlog.cli.main import COMMANDS, cli
 from memlog.cli.output import number, print_json
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert command.name == name
+        yield name, command
 
 
 def test_the_commands_and_their_options_are_frozen() -> None:
@@ -22,7 +32,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         name: " ".join(
             name for option in command.params for name in (*option.opts, *option.secondary_opts)
         )
-        for name, command in ((each.name, each) for each in COMMANDS)
+        for name, command in all_commands()
     } == {
         "advise": "run --fit --json --dir",
         "estimate": "target --batch --length --device --cpu --gpu --ranks --fit --json",
@@ -43,7 +53,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
 def test_version_and_help() -> None:
     assert output_of("--version") == f"memlog, version {__version__}\n"
     assert "..." not in output_of("--help").partition("Commands:")[2]
-    for name in (each.name for each in COMMANDS):
+    for name in COMMANDS:
         text = output_of(name, "-h")
         assert text.startswith(f"Usage: memlog {name} ")
         assert "\\b" not in text
