@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memlog
+from memlog.trace.predict.fitting import MOMENTUM, NO_STATE, PlannedChanges
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.window import TraceWindow
 from support.allocator import AllocatorTruth
@@ -214,6 +216,65 @@ def checkpoint_module(module: nn.Module) -> None:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     module.forward = checkpointed  # type: ignore[method-assign] # as users do if they can't change the model
+
+
+def step_with(
+    changes: PlannedChanges,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Callable[[], Iterable[Any]],
+    loss_on: Callable[[Any], Tensor],
+) -> Callable[[], None]:
+    """Return a training step with the changes of a plan, as the code of the plan makes them.
+
+    Sharding and other optimizers are changes that the caller makes. ``parts`` returns the parts of a batch.
+    """
+    for path in changes.checkpointed:
+        checkpoint_module(model.get_submodule(path))
+    device = next(model.parameters()).device.type
+
+    def step() -> None:
+        for part in parts():
+            with ExitStack() as inside:
+                if changes.autocast:
+                    inside.enter_context(torch.autocast(device, dtype=torch.bfloat16))
+                if changes.on_host:
+                    inside.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=True))
+                loss = loss_on(part)
+            (loss / changes.parts).backward()
+            del loss
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "": torch.optim.Adam,
+    MOMENTUM: lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
+    NO_STATE: torch.optim.SGD,
+}
+"""Optimizers of a plan for a traced step."""
+
+
+def applied(case: Case, changes: PlannedChanges) -> int:
+    """Return the allocator's own peak of two steps with the changes of a plan."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        model, batch = case.model(), case.inputs(case.batch)
+        optimizer = OPTIMIZERS[changes.optimizer](model.parameters())
+        step = step_with(
+            changes,
+            model,
+            optimizer,
+            lambda: batch.chunk(changes.parts),
+            lambda part: case.loss(model(part)),
+        )
+        for _ in range(2):
+            step()
+
+    return peak_of(train, case.model, autocast=changes.autocast)
 
 
 class Adam8Bit(torch.optim.Optimizer):

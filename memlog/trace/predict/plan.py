@@ -45,8 +45,7 @@ from memlog.trace.records import RecordedTrace
 _MARGIN: Final = 0.02
 """Share of a predicted peak that is added to it, as in an estimate."""
 _ROUGH: Final = 0.08
-"""The same under autocast, and for a model with recurrent layers, whose predictions are less exact."""
-_RECURRENT: Final = frozenset(("LSTM", "GRU", "RNN"))
+"""The same under autocast, whose predictions are less exact."""
 _MOST_PARTS: Final = 64
 """Largest number of parts if the size of the batch is unknown."""
 _IN_8_BITS: Final = {
@@ -152,14 +151,12 @@ def plan_for_trace(
     if not predictor.step.has_backward or not trace.optimizers:
         return "The traced step has no backward pass or no optimizer's step, so there is no plan."
 
-    is_recurrent = not _RECURRENT.isdisjoint(trace.kinds)
-
     @functools.cache
     def ask(changes: PlannedChanges) -> PredictedNeed | None:
         peak = predictor.peak if changes == PlannedChanges() else predictor.peak_with(changes)
         if peak is None:
             return None
-        margin = _ROUGH if changes.autocast or is_recurrent else _MARGIN
+        margin = _ROUGH if changes.autocast else _MARGIN
         if changes == PlannedChanges():
             margin = 0.0
         return PredictedNeed(peak, round(peak * (1 + margin)) + besides.size)
@@ -218,7 +215,7 @@ def _remarks(
     if besides.what:
         yield (
             f"Needed is the peak and {format_bytes(besides.size)} for {besides.what}. A predicted peak has a "
-            f"margin of {_MARGIN:.0%}, with autocast or recurrent layers {_ROUGH:.0%}."
+            f"margin of {_MARGIN:.0%}, with autocast {_ROUGH:.0%}."
         )
     if chosen.parts > 1:
         if batch is None:

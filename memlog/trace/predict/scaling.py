@@ -16,6 +16,7 @@ from memlog.trace.encoding import (
     TEMPORARY,
 )
 from memlog.trace.predict.lifetimes import ParameterKey, StorageLifetime, TracedStep
+from memlog.trace.predict.lstms_on_cpu import LstmsOnCpu
 from memlog.trace.predict.precision import PRODUCTS
 from memlog.trace.storage_uses import HALF_NOW, NOTHING_KNOWN, UNKNOWN_TYPE
 
@@ -37,10 +38,15 @@ def scaled(traced: TracedStep, parts: int, *, whole_inputs: bool = False) -> Tra
         whole_inputs: True if the program keeps the whole batch, and the parts are views of it. This holds for
             inputs that no module has made.
     """
-    copies = _copies(traced)
     weights = _convolution_weights(traced)
+    lstms = LstmsOnCpu(traced)
+    copies = _copies(traced, lstms)
     smaller = {
-        storage: storage.changed(size=_part(storage, parts, weights.get(storage.layer, 0)))
+        storage: storage.changed(
+            size=_part(
+                storage, parts, weights.get(storage.layer, 0), lstms.in_workspaces.get(storage, 0)
+            )
+        )
         for storage in traced.storages
         if storage.category == INPUT
         or (
@@ -68,19 +74,20 @@ def _convolution_weights(traced: TracedStep) -> dict[int, int]:
     }
 
 
-def _part(storage: StorageLifetime, parts: int, weight: int) -> int:
+def _part(storage: StorageLifetime, parts: int, weight: int, fixed: int) -> int:
     """Return the bytes that a storage takes for one of ``parts`` parts of the batch.
 
     Inside a convolution on the CPU, oneDNN holds a copy of the weight beside copies of the input and the
     result. Its backward pass needs them one after the other.
     ``weight`` is the weight's size in bytes; 0: the storage's layer is no such convolution.
+    ``fixed`` is the number of bytes that do not depend on the batch.
     """
-    part = round(storage.size / parts)
-    if storage.category != TEMPORARY or not weight:
+    if storage.category == TEMPORARY and weight and storage.phase != BACKWARD:
+        fixed = weight
+    fixed = min(storage.size, fixed)
+    part = fixed + round((storage.size - fixed) / parts)
+    if storage.category != TEMPORARY or not weight or storage.phase != BACKWARD:
         return part
-    if storage.phase != BACKWARD:
-        fixed = min(storage.size, weight)
-        return fixed + round((storage.size - fixed) / parts)
     return storage.size if storage.size <= _COPIES * weight else max(part, weight)
 
 
@@ -99,9 +106,19 @@ def accumulating(traced: TracedStep) -> TracedStep:
     before = [
         one.changed(begin=traced.between_steps(one.begin).begin, end=one.begin) for one in gradients
     ]
-    new = [one.changed(end=min(traced.next_phase_change(one.begin), one.end)) for one in gradients]
+    new = [one.changed(end=_added_at(traced, one)) for one in gradients]
     replaced = {one: one.changed(end=end) for one, end in _replaced(traced, gradients).items()}
     return traced.with_storages(replaced, [*before, *new])
+
+
+def _added_at(traced: TracedStep, gradient: StorageLifetime) -> int:
+    """Return the moment at which the backward pass adds a gradient to the accumulated one.
+
+    The trace of a CPU has this moment: the gradient becomes its parameter's. A trace of a GPU has only the
+    end of the module's backward pass.
+    """
+    end = min(traced.next_phase_change(gradient.begin), gradient.end)
+    return min(gradient.classified_at, end) if gradient.classified_at > gradient.begin else end
 
 
 def _replaced(
@@ -125,12 +142,13 @@ def _replaced(
     return found
 
 
-def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
+def _copies(traced: TracedStep, lstms: LstmsOnCpu) -> dict[tuple[int, int], set[int]]:
     """Return the sizes of copies of parameters, and of gradients of parameters, by layer and phase.
 
     These storages do not shrink with the batch. If the traced step used autocast, a copy and the copy's
     gradient have half the parameter's size. A gradient that is added to another gradient has the parameter's
-    full size. A layer of `PRODUCTS` that is called once per step has no such gradient.
+    full size. A layer of `PRODUCTS` that is called once per step has no such gradient. Neither has an LSTM
+    of oneDNN.
     """
     found: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
@@ -144,7 +162,8 @@ def _copies(traced: TracedStep) -> dict[tuple[int, int], set[int]]:
     repeated = {layer for (layer, _), count in calls.items() if count > 1}
     for layer, sizes in traced.parameters().items():
         halves = {size // 2 for size in sizes} if may_be_half else set()
-        found[layer, FORWARD] = found[layer, RECOMPUTE] = halves
-        once = layer in called - repeated and traced.kind(layer) in PRODUCTS
+        found[layer, FORWARD] = found[layer, RECOMPUTE] = halves | lstms.kept.get(layer, set())
+        is_product = layer in lstms.kept or traced.kind(layer) in PRODUCTS
+        once = layer in called - repeated and is_product
         found[layer, BACKWARD] = halves if once else halves | set(sizes)
     return found

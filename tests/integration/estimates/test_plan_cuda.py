@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.models import GPT, UNet
+from support.training import step_with
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.checkpoint import checkpoint
 
 import memlog
 from memlog.estimates.changes import StepChanges
@@ -39,9 +38,6 @@ class Job(NamedTuple):
     def changed(self, plan: FittingPlan) -> Callable[[], None]:
         """Return the step with a plan's changes, as its code makes them."""
         model = self.model().to("cuda")
-        for path in plan.checkpointed:
-            module = model.get_submodule(path)
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
         if plan.sharded is not None:
             policy = CPUOffloadPolicy() if plan.parameters_on_host else OffloadPolicy()
             for path in (*plan.sharded, ""):
@@ -49,22 +45,13 @@ class Job(NamedTuple):
         options: dict[str, Any] = {"foreach": False} if plan.one_by_one else {}
         kind: Any = torch.optim.Adafactor if plan.optimizer else torch.optim.AdamW
         optimizer = kind(model.parameters(), **options)
-
-        def step() -> None:
-            for _ in range(plan.parts):
-                with (
-                    torch.autocast("cuda", dtype=torch.bfloat16, enabled=plan.autocast),
-                    torch.autograd.graph.save_on_cpu(pin_memory=True)
-                    if plan.on_host
-                    else nullcontext(),
-                ):
-                    loss = model(self.inputs(BATCH // plan.parts)).square().mean()
-                (loss / plan.parts).backward()
-                del loss
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return step_with(
+            plan,
+            model,
+            optimizer,
+            lambda: [BATCH // plan.parts] * plan.parts,
+            lambda size: model(self.inputs(size)).square().mean(),
+        )
 
 
 JOBS = {

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 
 import msgspec
 import pytest
 import torch
 from support.commands import memlog as command
 from support.models import GPT
-from torch.utils.checkpoint import checkpoint
+from support.training import step_with
 
 import memlog
 from memlog.cli.advise import RunAdvice
-from memlog.trace.predict.fitting import FittingPlan
+from memlog.trace.predict.fitting import FittingPlan, PlannedChanges
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("runs")]
 BATCH = 16
 
 
-def train(plan: FittingPlan | None = None, steps: int = 3) -> None:
+def train(changes: PlannedChanges, steps: int = 3) -> None:
     model = GPT(width=256, blocks=3).to("cuda")
     batch = torch.randint(40, (BATCH, 64), device="cuda")
-    for path in plan.checkpointed if plan else ():
-        module = model.get_submodule(path)
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
-    optimizer = torch.optim.AdamW(model.parameters())
-    parts = plan.parts if plan else 1
+    step = step_with(
+        changes,
+        model,
+        torch.optim.AdamW(model.parameters()),
+        lambda: batch.chunk(changes.parts),
+        lambda part: model(part).square().mean(),
+    )
     for _ in range(steps):
-        for part in batch.chunk(parts):
-            loss = model(part).square().mean()
-            (loss / parts).backward()
-            del loss
-        optimizer.step()
-        optimizer.zero_grad()
+        step()
 
 
 def advice(fit: int) -> RunAdvice:
@@ -54,7 +50,7 @@ def planned(fit: int) -> FittingPlan:
 
 def test_a_plan_for_a_run_that_is_applied_takes_what_it_says() -> None:
     memlog.init("local", layers=True, budget=0.5)
-    train(steps=40)
+    train(PlannedChanges(), steps=40)
     memlog.finish()
     whole, least = planned(2**50).steps[0], planned(2**20).steps[-1]
     assert whole.needed > whole.peak  # with what the allocator reserves beside tensors

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 from support.models import ResidualNetwork, normed_mlp
 from support.predictions import hint
-from support.training import CASES, Case, checkpoint_module, peak_of, squares, traced
+from support.training import CASES, Case, applied, squares, traced
 from torch import Tensor, nn
+from torch.nn import functional
 
 from memlog import MemoryTracer
 from memlog.trace.predict.fitting import (
@@ -30,18 +32,14 @@ from memlog.trace.records import RecordedTrace
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
 NOTHING = BesidesTensors(0, "", "")
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "": torch.optim.Adam,
-    MOMENTUM: lambda parameters: torch.optim.SGD(parameters, momentum=0.9),
-    NO_STATE: torch.optim.SGD,
-}
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, cells: nn.RNNBase) -> None:
         super().__init__()
-        self.cells = nn.GRU(32, 64, 2, batch_first=True)
-        self.head = nn.Linear(64, 8)
+        self.cells = cells
+        width = cells.proj_size or cells.hidden_size
+        self.head = nn.Linear(width * (1 + cells.bidirectional), 8)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.cells(x)[0])
@@ -70,7 +68,12 @@ MODELS = {
     **{name: CASES[name] for name in ("gpt", "encoder", "unet", "rollout", "relu-conv-bn")},
     "layers": CASES["tanh-linear-dropout"],
     "norms": Case(normed_mlp, lambda batch: torch.randn(batch, 512), squares, 1024),
-    "recurrent": Case(Recurrent, lambda batch: torch.randn(batch, 32, 32), squares, 16),
+    "recurrent": Case(
+        lambda: Recurrent(nn.GRU(32, 64, 2, batch_first=True)),
+        lambda batch: torch.randn(batch, 32, 32),
+        squares,
+        16,
+    ),
     "mixed": Case(Mixed, lambda batch: torch.randn(batch, 16, 32), squares, 32),
     "residual": Case(
         lambda: ResidualNetwork(8), lambda batch: torch.randn(batch, 3, 64, 64), squares, 16
@@ -88,27 +91,6 @@ def planned(name: str, memory: int) -> FittingPlan:
     found = plan_for_trace(trace_of_model(name), memory, NOTHING, MODELS[name].batch)
     assert isinstance(found, FittingPlan)
     return found
-
-
-def applied(case: Case, plan: FittingPlan | PlannedChanges) -> int:
-    """Return the allocator's own peak of two steps with a plan's changes, as its code makes them."""
-
-    def train() -> None:
-        torch.manual_seed(0)
-        model, batch = case.model(), case.inputs(case.batch)
-        for path in plan.checkpointed:
-            checkpoint_module(model.get_submodule(path))
-        optimizer = OPTIMIZERS[plan.optimizer](model.parameters())
-        for _ in range(2):
-            for part in batch.chunk(plan.parts):
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.autocast):
-                    loss = case.loss(model(part))
-                (loss / plan.parts).backward()
-                del loss
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return peak_of(train, case.model, autocast=plan.autocast)
 
 
 @pytest.mark.parametrize("share", [0.6, 0.2])
@@ -140,6 +122,67 @@ def test_a_plan_that_is_applied_fits_and_takes_what_it_says(name: str, share: fl
 def test_changes_are_predicted_together(name: str, changes: PlannedChanges) -> None:
     found = StepPredictor(trace_of_model(name)).peak_with(changes)
     assert found == pytest.approx(applied(MODELS[name], changes), rel=0.05)
+
+
+CELLS: dict[str, tuple[Callable[..., nn.RNNBase], tuple[int, ...], dict[str, Any]]] = {
+    "lstm": (nn.LSTM, (32, 256, 1), {}),
+    "rows that are no multiple of 16": (nn.LSTM, (100, 200, 2), {"dropout": 0.3}),
+    "no biases": (nn.LSTM, (100, 200, 2), {"bias": False}),
+    "two directions": (nn.LSTM, (64, 192, 2), {"bidirectional": True}),
+    "one input": (nn.LSTM, (1, 128, 2), {}),
+    "projections": (nn.LSTM, (32, 128, 1), {"proj_size": 32}),
+    "gru": (nn.GRU, (32, 128, 2), {}),
+    "rnn": (nn.RNN, (32, 128, 2), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("name", CELLS)
+def test_parts_of_a_batch_of_sequences(name: str, parts: int) -> None:
+    """Copies of an LSTM's weights do not shrink with the batch."""
+    kind, sizes, options = CELLS[name]
+    case = Case(
+        lambda: Recurrent(kind(*sizes, batch_first=True, **options)),
+        lambda batch: torch.randn(batch, 16, sizes[0]),
+        squares,
+        16,
+    )
+    traced(case)
+    found = StepPredictor(traced(case)).peak_with(PlannedChanges(parts=parts))
+    assert found == pytest.approx(applied(case, PlannedChanges(parts=parts)), rel=0.015)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.norm, self.both = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out, self.up = nn.Linear(width, width), nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = (
+            each.view(batch, length, 4, -1).transpose(1, 2)
+            for each in self.both(self.norm(x)).chunk(3, -1)
+        )
+        found = functional.scaled_dot_product_attention(*split, dropout_p=0.1)
+        x = x + self.out(found.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = x + self.down(functional.gelu(self.up(x)))
+        return out
+
+
+def test_autocast_with_checkpoints_around_attention_with_dropout() -> None:
+    """Gradients that leave the attention, which computes in float32, are cast back."""
+    case = Case(
+        lambda: nn.Sequential(*(Attention() for _ in range(3)), nn.Linear(64, 10)),
+        lambda batch: torch.randn(batch, 48, 64),
+        squares,
+        16,
+    )
+    changes = PlannedChanges(autocast=True, checkpointed=("0", "1", "2"))
+    found = StepPredictor(traced(case)).peak_with(changes)
+    assert found == pytest.approx(applied(case, changes), rel=0.05)
 
 
 def test_a_change_alone_is_what_a_hint_says() -> None:

@@ -104,7 +104,7 @@ class AutocastTypes:
         if backward:
             _note_backward_layer(inputs, layer)
         if role == _PRODUCT:
-            kind, inside = self._product_type(inputs, backward=backward, now=now)
+            kind, inside = self._product_type(tensors, backward=backward, now=now)
             self._product = (inputs, results)
         else:
             for tracked in inputs:
@@ -118,10 +118,12 @@ class AutocastTypes:
         kind = self._type_at(kind, layer, phase, made_of_numbers=bool(tensors))
         for tracked in results:
             tracked.is_gradient = backward
-            if tracked.type in (WIDE, HALF):
-                slow = kind == HALF and _is_slow_convolution(func)
-                tracked.type = HALF_BY_SLOW_CONVOLUTION if slow else kind
-                tracked.wide_inside, tracked.outside = inside, layer == OUTSIDE
+        # A norm's mean and variance have four bytes per number.
+        typed = results[:1] if -_ALL < role < 0 and not backward else results
+        for tracked in (tracked for tracked in typed if tracked.type in (WIDE, HALF)):
+            slow = kind == HALF and _is_slow_convolution(func)
+            tracked.type = HALF_BY_SLOW_CONVOLUTION if slow else kind
+            tracked.wide_inside, tracked.outside = inside, layer == OUTSIDE
         return kind
 
     def _type_at(self, kind: int, layer: int, phase: int, *, made_of_numbers: bool) -> int:
@@ -147,16 +149,24 @@ class AutocastTypes:
                     yield tensor, tracked
 
     def _product_type(
-        self, inputs: list[TrackedStorage], *, backward: bool, now: int
+        self, tensors: list[tuple[Tensor, TrackedStorage]], *, backward: bool, now: int
     ) -> tuple[int, bool]:
-        """Record that a matrix product or a convolution reads ``inputs``.
+        """Record that a matrix product or a convolution reads ``tensors``.
 
         Return ``type`` and ``wide_inside``, two attributes of the `TrackedStorage` of each result.
         """
-        if any(tracked.wide_inside for tracked in inputs):
-            for tracked in inputs:
+        inputs = [tracked for tensor, tracked in tensors if tensor.ndim > 0]
+        # A gradient that leaves such an attention is cast back. So the operand of the forward pass decides.
+        operands = [tracked for tracked in inputs if not tracked.is_gradient] or inputs
+        if any(tracked.wide_inside for tracked in operands):
+            for tensor, tracked in tensors:
                 tracked.used = now
-                tracked.wide_inside = tracked.wide_inside or not backward
+                if not backward:
+                    tracked.wide_inside = True
+                    if (
+                        tracked.type == HALF and tensor.nbytes == tracked.size
+                    ):  # no part of the projections
+                        tracked.type = WIDE
             return (WIDE, True) if backward else (HALF, False)
         for tracked in inputs:
             if tracked.type == WIDE:
