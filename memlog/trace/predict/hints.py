@@ -25,11 +25,6 @@ report also ignores amounts below this fraction."""
 _NAMED = 6
 """Maximum number of modules or optimizers that a sentence names."""
 _LAYERS = 8
-TWO_MOMENTS = 2
-EIGHT_BIT = 1 + 4 / 256
-"""Bytes per value in the state of an 8-bit optimizer. Each value has one byte, and each block of 256 values
-has four more bytes (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in
-bitsandbytes)."""
 
 
 class HeldByLayer(msgspec.Struct, frozen=True):
@@ -249,24 +244,21 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
         )
         yield _hint("optimizer", what, current, optimizers.without_idle(traced).peak)
     kept = optimizers.kept_states(traced)
-    heavy = [state for state in kept if state.values >= TWO_MOMENTS]
+
+    def hint(what: str, lighter: optimizers.LighterOptimizer) -> Hint:
+        sizes = optimizers.lighter_states(kept, lighter)
+        return _hint("optimizer", what, current, optimizers.with_states(traced, sizes).peak)
+
+    heavy = [state for state in kept if state.values >= optimizers.TWO_MOMENTS]
     if heavy:
-        momentum = optimizers.with_states(traced, {one.step: one.parameters for one in heavy})
-        what = f"SGD with momentum in place of {_named(heavy)}"
-        yield _hint("optimizer", what, current, momentum.peak)
+        yield hint(f"SGD with momentum in place of {_named(heavy)}", "momentum")
     if kept:
-        bare = optimizers.with_states(traced, {one.step: 0 for one in kept})
-        what = f"SGD without momentum in place of {_named(kept)}"
-        yield _hint("optimizer", what, current, bare.peak)
-        sizes = {
-            one.step: min(one.values, TWO_MOMENTS) * one.parameters / one.value_bytes * EIGHT_BIT
-            for one in kept
-        }
-        more = any(one.values > TWO_MOMENTS for one in kept)
+        yield hint(f"SGD without momentum in place of {_named(kept)}", "no state")
+        more = any(one.values > optimizers.TWO_MOMENTS for one in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
-        yield _hint("optimizer", what, current, optimizers.with_states(traced, sizes).peak)
+        yield hint(what, "8 bits")
 
 
 def _named(kept: Sequence[optimizers.State]) -> str:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from memlog.trace.encoding import (
     ALLOC,
@@ -37,6 +37,15 @@ _ALMOST_ALL = 0.95
 * Bytes of the largest group in `_whole_values` / bytes of the optimizer's state.
 * Bytes of the parameters in the largest groups / bytes of all parameters with gradients in layers with state.
 """
+
+
+TWO_MOMENTS = 2
+_EIGHT_BIT = 1 + 4 / 256
+"""Bytes per value in the state of an 8-bit optimizer. Each value has one byte, and each block of 256 values
+has four more bytes (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, as in
+bitsandbytes)."""
+LighterOptimizer: TypeAlias = Literal["momentum", "no state", "8 bits"]
+"""SGD with momentum, SGD without momentum, an optimizer whose state has 8 bits a number."""
 
 
 class State(NamedTuple):
@@ -104,6 +113,22 @@ def kept_states(traced: TracedStep) -> list[State]:
         if key in covered or ParameterKey(OUTSIDE, key.size) in covered
     )
     return found if kept_for >= _ALMOST_ALL * _bytes(in_layers) else []
+
+
+def lighter_states(kept: Sequence[State], lighter: LighterOptimizer) -> dict[int, float]:
+    """Return the bytes of the states of lighter optimizers, by the `State.step` that each replaces.
+
+    SGD with momentum replaces only optimizers that keep two or more numbers for each parameter. Optimizers of
+    8 bits keep at most two (for AMSGrad, too).
+    """
+    if lighter == "momentum":
+        return {one.step: one.parameters for one in kept if one.values >= TWO_MOMENTS}
+    if lighter == "no state":
+        return {one.step: 0.0 for one in kept}
+    return {
+        one.step: min(one.values, TWO_MOMENTS) * one.parameters / one.value_bytes * _EIGHT_BIT
+        for one in kept
+    }
 
 
 def with_states(traced: TracedStep, sizes: Mapping[int, float]) -> TracedStep:

@@ -31,8 +31,6 @@ from memlog.trace.predict.fitting import (
     plan_steps,
 )
 from memlog.trace.predict.hints import (
-    EIGHT_BIT,
-    TWO_MOMENTS,
     forward_time,
     listed,
     why_no_prediction,
@@ -51,6 +49,9 @@ _MOST_PARTS: Final = 64
 _IN_8_BITS: Final = {
     name: f"bitsandbytes.optim.{name}8bit()" for name in ("Adam", "AdamW", "SGD", "RMSprop", "Lion")
 }
+
+_KINDS: Final[dict[str, optimizers.LighterOptimizer]] = {MOMENTUM: "momentum", NO_STATE: "no state"}
+"""Kinds of the other optimizers in a plan; all else have 8 bits a number."""
 
 
 class BesidesTensors(NamedTuple):
@@ -102,25 +103,17 @@ class StepPredictor:
         step = self.step
         if parts > 1:
             step = accumulating(scaled(step, parts, whole_inputs=True))
-        return optimizers.with_states(step, self._states(optimizer)) if optimizer else step
-
-    def _states(self, optimizer: str) -> dict[int, float]:
-        """Return the bytes of the state of an optimizer in place of each other one."""
-        if optimizer == NO_STATE:
-            return {one.step: 0.0 for one in self._kept}
-        if optimizer == MOMENTUM:
-            return {one.step: one.parameters for one in self._kept if one.values >= TWO_MOMENTS}
-        return {
-            one.step: one.values * one.parameters / one.value_bytes * EIGHT_BIT
-            for one in self._kept
-        }
+        if not optimizer:
+            return step
+        lighter = _KINDS.get(optimizer, "8 bits")
+        return optimizers.with_states(step, optimizers.lighter_states(self._kept, lighter))
 
     def lighter(self) -> Iterator[str]:
         """Yield the optimizers that could replace those of the step, as in `PlannedChanges.optimizer`."""
         names = {one.name for one in self._kept}
         if len(names) == 1 and self.step.trace.result.device.startswith("cuda"):
             yield from (_IN_8_BITS[name] for name in names if name in _IN_8_BITS)
-        if any(one.values >= TWO_MOMENTS for one in self._kept):
+        if any(one.values >= optimizers.TWO_MOMENTS for one in self._kept):
             yield MOMENTUM
         if self._kept:
             yield NO_STATE

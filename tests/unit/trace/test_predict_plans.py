@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
+from memlog.trace.predict import advise
 from memlog.trace.predict.fitting import (
     MOMENTUM,
     NO_STATE,
@@ -192,6 +193,13 @@ def test_a_change_alone_is_what_a_hint_says() -> None:
     assert predictor.peak_with(PlannedChanges(autocast=True)) == hint("gpt", "precision").peak
     momentum = hint("gpt", "optimizer", "SGD with momentum")
     assert predictor.peak_with(PlannedChanges(optimizer=MOMENTUM)) == momentum.peak
+
+
+def test_an_optimizer_of_8_bits_keeps_two_numbers_in_place_of_three() -> None:
+    trace = traced(CASES["mlp"], make=lambda parameters: torch.optim.Adam(parameters, amsgrad=True))
+    [said] = [one.peak for one in advise(trace).hints if "8 bits a number" in one.what]
+    changes = PlannedChanges(optimizer="bitsandbytes.optim.Adam8bit()")
+    assert StepPredictor(trace).peak_with(changes) == said
 
 
 def test_a_lighter_optimizer_is_the_last_resort() -> None:
