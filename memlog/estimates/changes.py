@@ -6,7 +6,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -22,8 +21,7 @@ from memlog.trace.predict.fitting import PlannedChanges
 _UNKNOWN = "the model is unknown: pass model= to memlog.estimate"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepChanges(PlannedChanges):
+class StepChanges(PlannedChanges, frozen=True, kw_only=True):
     """Changes of a step that an estimate runs. Of other optimizers, it knows Adafactor.
 
     Attributes:
@@ -31,7 +29,7 @@ class StepChanges(PlannedChanges):
             are not counted. Counting changes the memory of the step.
     """
 
-    operations: list[int] | None = field(default=None, compare=False)
+    operations: list[int] | None = None
 
     def shard(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
         """Shard the model if this is a change, and give the optimizers its new parameters.

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.trace.predict import advise
 from memlog.trace.predict.fitting import (
-    CHECKPOINTING_COST,
+    Choices,
     FittingPlan,
+    PlannedChanges,
     PlanSearch,
-    cost_of,
-    plan_code,
     plan_steps,
 )
 from memlog.trace.predict.lifetimes import TracedStep
+from memlog.trace.predict.plan_code import plan_code
 
 if TYPE_CHECKING:
     from memlog.estimates.estimate import Estimate
@@ -60,42 +61,30 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
     traced = TracedStep(base.recording)
     # An `Estimate` of several ranks has no hints, because their figures do not hold there.
     modules = next((hint.modules for hint in advise(base.recording).hints if hint.modules), ())
-    options = {
+    others = {
         "one_by_one": (False, True),
         "autocast": (False, True),
         # The ranks of a pipeline have other parts of the model.
         "sharded": (None, *([_repeated(traced)] if ranks > 1 and not base.peak_by_rank else [])),
-        "checkpointed": tuple(dict.fromkeys(((), modules[::2], modules))),
         "on_host": (False, True),
         "parameters_on_host": (False, True),
         "optimizer": ("", ADAFACTOR),
     }
-
-    def cost(changes: StepChanges) -> float:
-        share = len(changes.checkpointed) / max(len(modules), 1)
-        return cost_of(changes, CHECKPOINTING_COST * share)
-
     parts = [one for one in range(1, batch + 1) if batch % one == 0]
-    chosen, fits = PlanSearch(ask, NO_CHANGES, options, parts, memory, cost).cheapest()
+    choices = Choices(NO_CHANGES, parts, modules, others)
+    chosen, fits = PlanSearch(ask, choices, memory).cheapest()
     last = ask(chosen) or base
     sent = 3 * chosen.parts * sum(map(sum, traced.parameters().values())) * (ranks - 1) // ranks
     as_it_is = "as it is" if base.batch is None else f"a batch of {base.batch:,}"
     return FittingPlan(
-        memory,
-        fits,
-        chosen.parts,
-        chosen.checkpointed,
-        chosen.autocast,
-        chosen.one_by_one,
-        chosen.on_host,
-        tuple(plan_steps(ask, chosen, memory, batch, as_it_is, ranks)),
-        _more_operations(estimated, chosen),
-        last.without,
-        plan_code(chosen, ranks=ranks) if fits else "",
-        optimizer=chosen.optimizer,
+        **{name: getattr(chosen, name) for name in PlannedChanges.__struct_fields__},
+        memory=memory,
+        fits=fits,
+        steps=tuple(plan_steps(ask, chosen, memory, batch, as_it_is, ranks)),
+        operations=_more_operations(estimated, chosen),
+        without=last.without,
+        code=plan_code(chosen, ranks=ranks) if fits else "",
         remarks=(_SEVERAL,) if not fits and ranks == 1 else (),
-        sharded=chosen.sharded,
-        parameters_on_host=chosen.parameters_on_host,
         ranks=ranks,
         moved=sent if chosen.sharded is not None else 0,
         host=last.on_host if chosen.on_host or chosen.parameters_on_host else 0,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from memlog._internal.units import format_bytes
 
@@ -22,7 +22,7 @@ They are rough, and only rank the combinations: small parts use a device less we
 take longer than what they save. Autocast makes a step faster, but it changes the numbers."""
 _ONE_BY_ONE: Final = 0.01
 _AUTOCAST: Final = 0.05
-CHECKPOINTING_COST: Final = 0.3
+_CHECKPOINTING: Final = 0.3
 """Of all modules: the forward is a third of a step, and runs a second time."""
 _SHARDED: Final = 0.05
 """Of each part of the batch, for which the ranks exchange the parameters and gradients."""
@@ -46,11 +46,9 @@ _ORDER: Final = (
     "optimizer",
 )
 """Order in which a plan lists its changes."""
-_PARTS_MOVED: Final = ". The batch is on the host, and its parts go to the device:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedChanges:
+class PlannedChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that are made together.
 
     Attributes:
@@ -104,26 +102,19 @@ class PlanStep(msgspec.Struct, frozen=True):
     fits: bool
 
 
-class FittingPlan(msgspec.Struct, frozen=True):
+class FittingPlan(PlannedChanges, frozen=True, kw_only=True):
     """Changes with which a step fits into ``memory`` bytes.
 
     Attributes:
+        memory: Bytes of memory.
         fits: False if the step does not fit with all changes together.
-        parts: Number of parts of the batch whose gradients are accumulated.
-        checkpointed: Paths of the modules to checkpoint.
-        autocast: True for bfloat16 in forward and loss.
-        one_by_one: True for an optimizer with ``foreach=False``.
-        on_host: True for activations that wait on the host.
         steps: The step as it is, and then each change together with those before it.
         operations: Floating-point operations that the changes add, as a fraction of the step's; ``None``:
             unknown.
         without: What the figures do not count, in a few words.
         code: Lines to paste; empty if nothing has to change, or nothing fits.
-        optimizer: Class in place of the step's optimizers, with its arguments; empty: no other one.
         time: Time that checkpointing adds, as a fraction of the step's; ``None``: unknown.
         remarks: Sentences on what the plan assumes.
-        sharded: Paths of the modules to shard over the ranks, beside the model itself; ``None``: no sharding.
-        parameters_on_host: True for sharded parameters, gradients and optimizer state on the host.
         ranks: Number of processes that train together.
         moved: Bytes that sharding sends to each rank in a step, at most.
         host: Bytes that the step's tensors take on the host if a change moves some there; otherwise 0.
@@ -131,20 +122,12 @@ class FittingPlan(msgspec.Struct, frozen=True):
 
     memory: int
     fits: bool
-    parts: int
-    checkpointed: tuple[str, ...]
-    autocast: bool
-    one_by_one: bool
-    on_host: bool
     steps: tuple[PlanStep, ...]
     operations: float | None
     without: str
     code: str
-    optimizer: str = ""
     time: float | None = None
     remarks: tuple[str, ...] = ()
-    sharded: tuple[str, ...] | None = None
-    parameters_on_host: bool = False
     ranks: int = 1
     moved: int = 0
     host: int = 0
@@ -183,34 +166,66 @@ class FittingPlan(msgspec.Struct, frozen=True):
         yield from self.remarks
 
 
+class Choices(Generic[_Changes]):
+    """Changes that a plan may make, and what they cost.
+
+    Args:
+        unchanged: No changes.
+        parts: Numbers of parts of the batch, rising, of which the first is 1.
+        modules: Paths of the modules that are worth checkpointing.
+        others: Values of each other change by its attribute's name: first the value without the change, then
+            those that save more and more.
+
+    Attributes:
+        options: Values of each change but parts, those of cheap changes first.
+    """
+
+    def __init__(
+        self,
+        unchanged: _Changes,
+        parts: Sequence[int],
+        modules: tuple[str, ...],
+        others: Mapping[str, Sequence[Any]],
+    ) -> None:
+        self.unchanged = unchanged
+        self.parts = parts
+        self._modules = modules
+        checkpointed = tuple(dict.fromkeys(((), modules[::2], modules)))
+        found = {**others, "checkpointed": checkpointed}
+        self.options = {name: found[name] for name in _ORDER if name in found}
+
+    def second_forward(self, checkpointed: Sequence[str]) -> float:
+        """Return the time of these modules' second forward, as a fraction of the step's."""
+        return _CHECKPOINTING * len(checkpointed) / max(len(self._modules), 1)
+
+    def cost(self, changes: _Changes) -> float:
+        """Return a rough cost of changes, as a fraction of the step's time, to rank them."""
+        optimizer = _DIFFERENT.get(changes.optimizer, _OPTIMIZER if changes.optimizer else 0.0)
+        return (
+            _PER_DOUBLING * math.log2(changes.parts)
+            + _ONE_BY_ONE * changes.one_by_one
+            + _AUTOCAST * changes.autocast
+            + self.second_forward(changes.checkpointed)
+            + _SHARDED * changes.parts * (changes.sharded is not None)
+            + _ON_HOST * changes.on_host
+            + _PARAMETERS_ON_HOST * changes.parameters_on_host
+            + optimizer
+        )
+
+
 class PlanSearch(Generic[_Changes]):
     """Search for the cheapest changes with which a step fits into a memory, by few questions.
 
     Args:
         ask: Returns the memory of the step with changes; ``None``: the step can't make them.
-        unchanged: No changes.
-        options: Values of each change by its attribute's name. Cheap changes come first, and of each change
-            the value without it, then those that save more and more.
-        several: Numbers of parts of the batch, rising, of which the first is 1.
+        choices: Changes that the plan may make.
         memory: Bytes of memory.
-        cost: Returns what changes cost, see `cost_of`.
     """
 
-    def __init__(
-        self,
-        ask: _Ask[_Changes],
-        unchanged: _Changes,
-        options: Mapping[str, Sequence[Any]],
-        several: Sequence[int],
-        memory: int,
-        cost: Callable[[_Changes], float],
-    ) -> None:
+    def __init__(self, ask: _Ask[_Changes], choices: Choices[_Changes], memory: int) -> None:
         self._ask = ask
-        self._unchanged = unchanged
-        self._options = options
-        self._several = several
+        self._choices = choices
         self._memory = memory
-        self._cost = cost
         self._failed: dict[_Changes, int] = {}
 
     def cheapest(self) -> tuple[_Changes, bool]:
@@ -218,8 +233,8 @@ class PlanSearch(Generic[_Changes]):
 
         If it fits with none, return those with which it needs least, and False.
         """
-        if self._fits(self._unchanged):
-            return self._unchanged, True
+        if self._fits(self._choices.unchanged):
+            return self._choices.unchanged, True
         parts = self._possible_parts()
         strongest = self._strongest(parts[-1])
         # Autocast's copies of parameters, and accumulated gradients, can be larger than what they save.
@@ -230,15 +245,19 @@ class PlanSearch(Generic[_Changes]):
         )
         chosen = next(filter(self._fits, fewer), None)
         if chosen is None:
-            return min(self._failed, key=lambda one: (self._failed[one], -self._cost(one))), False
-        for name, (without, *_) in reversed(list(self._options.items())):
+            return min(
+                self._failed, key=lambda one: (self._failed[one], -self._choices.cost(one))
+            ), False
+        for name, (without, *_) in reversed(list(self._choices.options.items())):
             weaker = _changed(chosen, name, without)
             chosen = weaker if self._fits(weaker) else chosen
         chosen = self._with_fewest(chosen, parts)
         # From the strongest on: what does not fit then rules out most others.
-        for kind in sorted(self._kinds(strongest), key=self._cost, reverse=True):
+        for kind in sorted(self._kinds(strongest), key=self._choices.cost, reverse=True):
             cheaper = [
-                each for each in parts if self._cost(replace(kind, parts=each)) < self._cost(chosen)
+                each
+                for each in parts
+                if self._choices.cost(replace(kind, parts=each)) < self._choices.cost(chosen)
             ]
             if cheaper and any(self._fits(replace(kind, parts=each)) for each in {cheaper[-1], 1}):
                 chosen = self._with_fewest(kind, cheaper)
@@ -246,15 +265,15 @@ class PlanSearch(Generic[_Changes]):
 
     def _possible_parts(self) -> Sequence[int]:
         """Return the numbers of parts with which the step runs. A batch norm refuses one sample."""
-        for each in self._several[:-3:-1]:
-            if self._ask(replace(self._unchanged, parts=each)) is not None:
-                return self._several[: self._several.index(each) + 1]
-        return self._several[:1]
+        for each in self._choices.parts[:-3:-1]:
+            if self._ask(replace(self._choices.unchanged, parts=each)) is not None:
+                return self._choices.parts[: self._choices.parts.index(each) + 1]
+        return self._choices.parts[:1]
 
     def _strongest(self, parts: int) -> _Changes:
         """Return the cheap changes until the step fits, or all changes that it can make."""
-        found = replace(self._unchanged, parts=parts)
-        for name, (_, *values) in self._options.items():
+        found = replace(self._choices.unchanged, parts=parts)
+        for name, (_, *values) in self._choices.options.items():
             for value in values:
                 if self._fits(found):
                     return found
@@ -265,10 +284,10 @@ class PlanSearch(Generic[_Changes]):
 
     def _kinds(self, strongest: _Changes) -> Iterator[_Changes]:
         """Yield all combinations of changes that are not stronger than those of ``strongest``."""
-        names = list(self._options)
+        names = list(self._choices.options)
         below = [
             values[: values.index(getattr(strongest, name)) + 1]
-            for name, values in self._options.items()
+            for name, values in self._choices.options.items()
         ]
         for each in itertools.product(*below):
             kind = replace(strongest, **dict(zip(names, each, strict=True)))
@@ -290,7 +309,7 @@ class PlanSearch(Generic[_Changes]):
         parts = changes.parts == of.parts or 1 < changes.parts < of.parts
         return (parts and changes.autocast is of.autocast) and all(
             values.index(getattr(changes, name)) <= values.index(getattr(of, name))
-            for name, values in self._options.items()
+            for name, values in self._choices.options.items()
         )
 
     def _with_fewest(self, changes: _Changes, parts: Sequence[int]) -> _Changes:
@@ -308,24 +327,6 @@ class PlanSearch(Generic[_Changes]):
 def _changed(changes: _Changes, name: str, value: Any) -> _Changes:
     made = replace(changes, **{name: value})
     return replace(made, parameters_on_host=False) if made.sharded is None else made
-
-
-def cost_of(changes: PlannedChanges, checkpointing: float) -> float:
-    """Return a rough cost of changes, as a fraction of the step's time, to rank them.
-
-    ``checkpointing`` is the cost of the checkpointed modules' second forward.
-    """
-    optimizer = _DIFFERENT.get(changes.optimizer, _OPTIMIZER if changes.optimizer else 0.0)
-    return (
-        _PER_DOUBLING * math.log2(changes.parts)
-        + _ONE_BY_ONE * changes.one_by_one
-        + _AUTOCAST * changes.autocast
-        + checkpointing * bool(changes.checkpointed)
-        + _SHARDED * changes.parts * (changes.sharded is not None)
-        + _ON_HOST * changes.on_host
-        + _PARAMETERS_ON_HOST * changes.parameters_on_host
-        + optimizer
-    )
 
 
 def plan_steps(
@@ -377,71 +378,3 @@ def _told(name: str, changes: PlannedChanges, batch: int | None, ranks: int) -> 
 def _some(paths: Sequence[str]) -> str:
     more = len(paths) - _NAMED
     return ", ".join(paths[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def plan_code(
-    changes: PlannedChanges, device: str = "cuda", *, ranks: int = 1, whole_batch: bool = False
-) -> str:
-    """Return lines to paste into a program that make the changes.
-
-    Args:
-        changes: The changes.
-        device: Type of the device, such as ``cuda``.
-        ranks: Number of processes that train together.
-        whole_batch: True if the figures of the plan count the whole batch on the device.
-    """
-    lines = []
-    if changes.checkpointed:
-        lines += [
-            "# After the model is made:",
-            "from functools import partial",
-            "from torch.utils.checkpoint import checkpoint",
-            f"for path in {list(changes.checkpointed)}:",
-            "    module = model.get_submodule(path)",
-            "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
-        ]
-    if changes.sharded is not None:
-        on_host = changes.parameters_on_host
-        policy = ", offload_policy=CPUOffloadPolicy()" * on_host
-        lines += [
-            f"# Start {ranks} processes: torchrun --nproc-per-node {ranks} (or --nnodes). Give each rank its "
-            "own samples.",
-            "# When the model is made on the CPU, in place of model.cuda(), before the optimizer is made:",
-            "import os",
-            f"from torch.distributed.fsdp import {'CPUOffloadPolicy, ' * on_host}fully_shard",
-            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-            f'torch.distributed.init_process_group("{"cpu:gloo,cuda:nccl" if on_host else "nccl"}")',
-        ]
-        if changes.sharded:
-            lines += [
-                f"for path in {list(changes.sharded)}:",
-                f"    fully_shard(model.get_submodule(path){policy})",
-            ]
-        lines += [f"fully_shard(model{policy})"]
-    if changes.one_by_one:
-        lines += ["# Where the optimizer is made: pass", "foreach=False"]
-    if changes.optimizer:
-        package, _, arguments = changes.optimizer.partition("(")
-        given = f", {arguments}" if arguments else ")"
-        lines += [
-            "# Where the optimizer is made (if there are several, in place of each):",
-            f"import {package.partition('.')[0]}",
-            f"optimizer = {package}(model.parameters(), lr=...{given}",
-        ]
-    contexts = [f'torch.autocast("{device}", dtype=torch.bfloat16)'] * changes.autocast
-    contexts += ["torch.autograd.graph.save_on_cpu(pin_memory=True)"] * changes.on_host
-    inside = [f"with {', '.join(contexts)}:"] if contexts else []
-    indent = "    " * bool(contexts)
-    if changes.parts > 1:
-        lines += [
-            "# The step" + (":" if whole_batch else _PARTS_MOVED),
-            f"for part in batch.chunk({changes.parts}):",
-            *(f"    {line}" for line in inside),
-            f"    {indent}loss = ...  # of this part",
-            f"    (loss / {changes.parts}).backward()",
-            "optimizer.step()",
-            "optimizer.zero_grad()",
-        ]
-    elif contexts:
-        lines += ["# Around the forward pass and the loss:", *inside, "    loss = ..."]
-    return "\n".join(lines)

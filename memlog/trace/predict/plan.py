@@ -9,8 +9,10 @@ again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from memlog._internal.units import format_bytes
 from memlog.trace.predict import optimizers
@@ -20,14 +22,12 @@ from memlog.trace.predict.checkpointing import (
     running_statistics,
 )
 from memlog.trace.predict.fitting import (
-    CHECKPOINTING_COST,
     MOMENTUM,
     NO_STATE,
+    Choices,
     FittingPlan,
     PlannedChanges,
     PlanSearch,
-    cost_of,
-    plan_code,
     plan_steps,
 )
 from memlog.trace.predict.hints import (
@@ -36,6 +36,7 @@ from memlog.trace.predict.hints import (
     why_no_prediction,
 )
 from memlog.trace.predict.lifetimes import TracedStep
+from memlog.trace.predict.plan_code import plan_code
 from memlog.trace.predict.precision import why_not, with_autocast
 from memlog.trace.predict.scaling import accumulating, scaled
 from memlog.trace.records import RecordedTrace
@@ -44,6 +45,8 @@ _MARGIN: Final = 0.02
 """Share of a predicted peak that is added to it, as in an estimate."""
 _ROUGH: Final = 0.08
 """The same under autocast, whose predictions are less exact."""
+_CONVOLUTION_BUFFERS: Final = 2**20
+"""Bytes that oneDNN may take besides for a bfloat16 convolution (measured: 0.8 MiB with 128 channels)."""
 _MOST_PARTS: Final = 64
 """Largest number of parts if the size of the batch is unknown."""
 _IN_8_BITS: Final = {
@@ -119,6 +122,19 @@ class StepPredictor:
             yield NO_STATE
 
 
+class _TimedChoices(Choices[PlannedChanges]):
+    """Changes to a traced step, in which the modules' forward passes were timed."""
+
+    def __init__(self, predictor: StepPredictor, batch: int | None) -> None:
+        others = {"autocast": (False, True), "optimizer": ("", *predictor.lighter())}
+        parts = _parts(predictor.step, batch)
+        super().__init__(PlannedChanges(), parts, predictor.modules, others)
+        self._result = predictor.step.trace.result
+
+    def second_forward(self, checkpointed: Sequence[str]) -> float:
+        return forward_time(self._result, checkpointed) or super().second_forward(checkpointed)
+
+
 def plan_for_trace(
     trace: RecordedTrace,
     memory: int,
@@ -144,47 +160,29 @@ def plan_for_trace(
     if not predictor.step.has_backward or not trace.optimizers:
         return "The traced step has no backward pass or no optimizer's step, so there is no plan."
 
+    buffers = _CONVOLUTION_BUFFERS if _convolves_on_cpu(predictor.step) else 0
+
     @functools.cache
     def ask(changes: PlannedChanges) -> PredictedNeed | None:
         peak = predictor.peak if changes == PlannedChanges() else predictor.peak_with(changes)
         if peak is None:
             return None
-        margin = _ROUGH if changes.autocast else _MARGIN
+        margin = _ROUGH * peak + buffers if changes.autocast else _MARGIN * peak
         if changes == PlannedChanges():
             margin = 0.0
-        return PredictedNeed(peak, round(peak * (1 + margin)) + besides.size)
+        return PredictedNeed(peak, round(peak + margin) + besides.size)
 
-    def time(changes: PlannedChanges) -> float | None:
-        return forward_time(trace.result, changes.checkpointed) if changes.checkpointed else None
-
-    def cost(changes: PlannedChanges) -> float:
-        share = len(changes.checkpointed) / max(len(predictor.modules), 1)
-        return cost_of(changes, time(changes) or CHECKPOINTING_COST * share)
-
-    modules = predictor.modules
-    options = {
-        "autocast": (False, True),
-        "checkpointed": tuple(dict.fromkeys(((), modules[::2], modules))),
-        "optimizer": ("", *predictor.lighter()),
-    }
-    parts = _parts(predictor.step, batch)
-    chosen, fits = PlanSearch(ask, PlannedChanges(), options, parts, memory, cost).cheapest()
+    chosen, fits = PlanSearch(ask, _TimedChoices(predictor, batch), memory).cheapest()
+    device = trace.result.device.partition(":")[0]
     return FittingPlan(
-        memory,
-        fits,
-        chosen.parts,
-        chosen.checkpointed,
-        chosen.autocast,
-        one_by_one=False,
-        on_host=False,
+        **structs.asdict(chosen),
+        memory=memory,
+        fits=fits,
         steps=tuple(plan_steps(ask, chosen, memory, batch, as_it_is)),
         operations=None if chosen.checkpointed else 0.0,
         without=besides.without,
-        code=plan_code(chosen, trace.result.device.partition(":")[0], whole_batch=True)
-        if fits
-        else "",
-        optimizer=chosen.optimizer,
-        time=time(chosen),
+        code=plan_code(chosen, device, whole_batch=True) if fits else "",
+        time=forward_time(trace.result, chosen.checkpointed) if chosen.checkpointed else None,
         remarks=tuple(_remarks(predictor, chosen, besides, batch)),
     )
 
@@ -196,19 +194,25 @@ def _parts(step: TracedStep, batch: int | None) -> list[int]:
     """
     if batch is None:
         return [2**power for power in range(_MOST_PARTS.bit_length())]
-    kinds = {step.kind(call.layer) for call in step.calls}
-    alone = step.trace.result.device != "cpu" or not any(each.startswith("Conv") for each in kinds)
-    most = batch if alone else max(batch // 2, 1)
+    most = max(batch // 2, 1) if _convolves_on_cpu(step) else batch
     return [parts for parts in range(1, most + 1) if batch % parts == 0]
+
+
+def _convolves_on_cpu(step: TracedStep) -> bool:
+    kinds = {step.kind(call.layer) for call in step.calls}
+    return step.trace.result.device == "cpu" and any(each.startswith("Conv") for each in kinds)
 
 
 def _remarks(
     predictor: StepPredictor, chosen: PlannedChanges, besides: BesidesTensors, batch: int | None
 ) -> Iterator[str]:
     if besides.what:
+        more = ""
+        if _convolves_on_cpu(predictor.step):
+            more = f" and {format_bytes(_CONVOLUTION_BUFFERS)} for the buffers of convolutions"
         yield (
             f"Needed is the peak and {format_bytes(besides.size)} for {besides.what}. A predicted peak has a "
-            f"margin of {_MARGIN:.0%}, with autocast {_ROUGH:.0%}."
+            f"margin of {_MARGIN:.0%}, with autocast {_ROUGH:.0%}{more}."
         )
     if chosen.parts > 1:
         if batch is None:
