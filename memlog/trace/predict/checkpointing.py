@@ -205,7 +205,11 @@ def _recomputed_call(
     }
     if not dropped:
         return None
-    recompute_at = _backward_entry(traced, call, min(storage.end for storage in dropped))
+    # The backward pass of another module frees what it got, such as the last state of a recurrent layer.
+    inside = (0, *traced.subtree(call.layer))
+    own = [storage.end for storage in dropped if storage.uses.backward_layer in inside]
+    first_free = min(own, default=min(storage.end for storage in dropped))
+    recompute_at = _backward_entry(traced, call, first_free)
     if later is not None and later.forward_begin < recompute_at < later.released_at:
         recompute_at = _entry_after(traced, later)
     if result is not None and result.uses.backward_layer in traced.subtree(call.layer):

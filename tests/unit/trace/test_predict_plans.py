@@ -23,10 +23,10 @@ from memlog.trace.predict import advise
 from memlog.trace.predict.fitting import (
     MOMENTUM,
     NO_STATE,
+    Choices,
     FittingPlan,
     PlannedChanges,
     PlanSearch,
-    cost_of,
 )
 from memlog.trace.predict.plan import BesidesTensors, StepPredictor, plan_for_trace
 from memlog.trace.records import RecordedTrace
@@ -152,6 +152,28 @@ def test_parts_of_a_batch_of_sequences(name: str, parts: int) -> None:
     traced(case)
     found = StepPredictor(traced(case)).peak_with(PlannedChanges(parts=parts))
     assert found == pytest.approx(applied(case, PlannedChanges(parts=parts)), rel=0.015)
+
+
+class Translation(nn.Module):
+    """A recurrent layer that begins with another one's last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = (nn.GRU(64, 64, batch_first=True) for _ in range(2))
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        source, last = self.source(x)
+        target, _ = self.target(x.flip(1), last)
+        out: Tensor = self.attention(target, source, source, need_weights=False)[0]
+        return out
+
+
+def test_a_checkpointed_module_whose_last_state_another_one_frees() -> None:
+    case = Case(Translation, lambda batch: torch.randn(batch, 24, 64), squares, 32)
+    changes = PlannedChanges(checkpointed=("source", "target"))
+    found = StepPredictor(traced(case)).peak_with(changes)
+    assert found == pytest.approx(applied(case, changes), rel=0.01)
 
 
 class Attention(nn.Module):
@@ -287,13 +309,10 @@ def test_changes_that_need_more_are_left_out() -> None:
         peak = 100 - 40 * bool(changes.checkpointed) + 50 * changes.autocast
         return Made(peak + 30 * (changes.parts > 1))
 
-    options = {"autocast": (False, True), "checkpointed": ((), ("a",))}
+    choices = Choices(PlannedChanges(), [1, 2, 4], ("a",), {"autocast": (False, True)})
 
     def found(memory: int) -> tuple[PlannedChanges, bool]:
-        search = PlanSearch(
-            ask, PlannedChanges(), options, [1, 2, 4], memory, lambda changes: cost_of(changes, 0.3)
-        )
-        return search.cheapest()
+        return PlanSearch(ask, choices, memory).cheapest()
 
     assert found(60) == (PlannedChanges(checkpointed=("a",)), True)
     assert found(50) == (PlannedChanges(checkpointed=("a",)), False)
