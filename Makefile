@@ -43,7 +43,7 @@ CUDA_TESTS = $(shell grep -rlE 'pytest\.mark\.(cuda|gpu)\b' tests --include='tes
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda plans-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -115,6 +115,9 @@ insight: $(if $(findstring --device cuda,$(ARGS)),$(CUDA)/made.stamp,$(VENV)/dev
 
 leaks: $(VENV)/dev.stamp ## how well memlog explains generated leaks, and leaves their healthy twins alone (two hours; ARGS="--help"): writes into docs/insight.md
 	$(BIN)/python -m benchmarks.insight.generated.run --write docs/insight.md $(ARGS)
+
+plans-bench: $(VENV)/dev.stamp ## how close plans for runs are to trainings that make their changes (ten minutes): writes into docs/advise.md
+	$(BIN)/python -m benchmarks.plans --write docs/advise.md $(ARGS)
 
 # torchvision apart from the environment: its wheel is for CUDA, and transformers would try to import it.
 estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocator: writes into docs/estimates.md

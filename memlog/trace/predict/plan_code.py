@@ -23,7 +23,8 @@ def plan_code(
     lines = []
     if changes.checkpointed:
         lines += [
-            "# After the model is made:",
+            # A cache of keys would get those of the second forward, too.
+            "# After the model is made (a model of transformers with use_cache=False in its configuration):",
             "from functools import partial",
             "from torch.utils.checkpoint import checkpoint",
             f"for path in {list(changes.checkpointed)}:",
