@@ -43,7 +43,7 @@ CUDA_TESTS = $(shell grep -rlE 'pytest\.mark\.(cuda|gpu)\b' tests --include='tes
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda plans-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda estimate-bench-ranks estimate-bench-ranks-cuda plans-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -126,6 +126,12 @@ estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocat
 
 estimate-bench-cuda: $(CUDA)/made.stamp ## the same for CUDA's allocator, on simulated devices: writes into docs/estimates.md (ARGS=--every-optimizer: all)
 	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.on_device --write docs/estimates.md $(ARGS)
+
+estimate-bench-ranks: $(VENV)/dev.stamp ## the same for two real ranks, with gloo on the CPU (needs a C compiler): writes into docs/estimates.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.estimates.ranks.gloo --write docs/estimates.md $(ARGS)
+
+estimate-bench-ranks-cuda: $(CUDA)/made.stamp ## the same for a rank on a simulated device: writes into docs/estimates.md
+	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.ranks.on_device --write docs/estimates.md $(ARGS)
 
 cuda-env: $(CUDA)/made.stamp ## torch's CUDA build on simulated devices, in an environment of its own (about two minutes)
 	@echo "LD_LIBRARY_PATH=$(CUDA_SITE)/nvidia/cu13/lib $(CUDA)/bin/python sees $$($(WITH_CUDA) $(CUDA)/bin/python -c 'import torch; print(torch.cuda.device_count())') simulated device(s)"

@@ -304,3 +304,10 @@ def cases() -> Iterator[Case]:
     yield from plain()
     yield from of_torchvision()
     yield from of_transformers()
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the modules with parameters of the longest list or sequence in a model."""
+    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
+    largest = max(lists, key=len, default=model)
+    return [each for each in largest.children() if any(True for _ in each.parameters())]

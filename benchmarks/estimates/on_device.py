@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import memlog
-from benchmarks.estimates.models import Case, cases, on_device_only
+from benchmarks.estimates.models import Case, cases, on_device_only, repeated_blocks
 from benchmarks.estimates.optimizers import OPTIMIZERS
 from benchmarks.estimates.pages import put_into
 from memlog.estimates.caching_allocator import CachingAllocator
@@ -224,15 +224,9 @@ def checkpointed(model: nn.Module) -> nn.Module:
     if getattr(model, "supports_gradient_checkpointing", False):
         model.gradient_checkpointing_enable()  # type: ignore[operator] # of transformers
         return model
-    for block in _blocks(model):
+    for block in repeated_blocks(model):
         block.forward = _again(block.forward)
     return model
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    lists = [each for each in model.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]
-    largest = max(lists, key=len, default=model)
-    return [each for each in largest.children() if any(True for _ in each.parameters())]
 
 
 def _again(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,6 +30,7 @@ from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
 from memlog.estimates.gpus import chosen
+from memlog.estimates.initial_values import any_initial_values
 from memlog.estimates.places import Places
 from memlog.estimates.plan import plan, refuse_plan
 from memlog.estimates.question import Question
@@ -429,7 +430,7 @@ def estimate_made_by(
     def of_rank(rank: int) -> Estimate:
         mode = FakeMode(Places() if kind == "cuda" else None)
         with one_of(ranks, mode, rank):
-            with reasons(), mode, all_on_cpu(mode.places), real_indices():
+            with reasons(), mode, all_on_cpu(mode.places), real_indices(), any_initial_values():
                 made = make()
             unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
             if unknown:

@@ -87,7 +87,7 @@ def _nothing(*_: Any) -> None:
     """Return what an operation returns that changes values only."""
 
 
-_INSTEAD: Final[dict[Any, Callable[..., Any]]] = {
+INSTEAD: Final[dict[Any, Callable[..., Any]]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._pin_memory.default: lambda values, *_: torch.empty_like(values),
@@ -230,9 +230,9 @@ class FakeMode(FakeTensorMode):
         # `lift_fresh` gets a tensor made of Python's numbers. torch converts it, and remembers the numbers.
         if self.convert and func is not _aten.lift_fresh.default and _has_bytes((args, kwargs)):
             args, kwargs = tree_map_only(Tensor, self.convert, (args, kwargs))
-        if func in _INSTEAD or _changes_values_only(func):
+        if func in INSTEAD or _changes_values_only(func):
             with self:
-                return _INSTEAD.get(func, _nothing)(*args)
+                return INSTEAD.get(func, _nothing)(*args)
         if func.name() == "aten::_grouped_mm" and args[0].dtype is not torch.bfloat16:
             # In this product (mixtures of experts), torch accepts real tensors of several types, but fake
             # tensors only of type bfloat16.

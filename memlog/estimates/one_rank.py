@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 from unittest.mock import patch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle, init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
@@ -26,15 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from memlog.errors import ConfigurationError
+from memlog.estimates import collectives, fake_mode
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
-from memlog.tracer.engines.cpu import op_workspace
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""
 
-_COLLECTIVES: Final = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
-"""Namespaces of operations that allocate nothing inside themselves on a CUDA device, as measured there."""
+_WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 _USE_DEVICES: Final = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives",
@@ -73,8 +74,11 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
         undo.enter_context(
             patch.dict(os.environ, {key: str(value) for key, value in environment.items()})
         )
-        if mode.places is not None:
-            undo.enter_context(op_workspace.without_workspaces(_COLLECTIVES))
+        undo.enter_context(collectives.counted(on_cpu=mode.places is None))
+        # torch's own fake result is a copy.
+        undo.enter_context(patch.dict(fake_mode.INSTEAD, {_WAIT: lambda values: values}))
+        # torch replaces the exception hook, and keeps the new one after the group's end.
+        undo.enter_context(patch.object(sys, "excepthook", sys.excepthook))
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
         undo.callback(dist.destroy_process_group)
         undo.enter_context(
@@ -86,6 +90,7 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
             undo.enter_context(
                 patch.object(DeviceMesh, name, _within(_real_tensors, getattr(DeviceMesh, name)))
             )
+        undo.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Chunks))
         handle = _get_device_handle
         device = _Device(ranks, mode.places)
         for name in _USE_DEVICES:
@@ -188,6 +193,28 @@ def _joined(ranks: int, *_: Any, world_size: int = -1, **__: Any) -> None:
         raise ConfigurationError(
             f"the program joins a process group of {world_size} ranks, but the estimate is for {ranks}"
         )
+
+
+class Chunks(Sequence[Tensor]):
+    """The parts of a parameter for all ranks, as `torch.chunk` makes them, each made when it is asked for.
+
+    FSDP asks for two of them. Ranks for which nothing is left get an empty tensor.
+    """
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim, self._count = tensor, dim, num_chunks
+        self._length = tensor.shape[dim]
+        self._size = -(-self._length // num_chunks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        begin = range(self._count)[at] * self._size
+        size = min(self._size, self._length - begin)
+        if size <= 0 and at:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, begin, size)
 
 
 def _default_mesh(ranks: int, mesh_dim_names: tuple[str, ...] | None = None) -> DeviceMesh:

@@ -24,6 +24,7 @@ from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes
+from memlog.estimates.initial_values import any_initial_values
 from memlog.estimates.places import Places
 from memlog.estimates.several_processes import one_of, refuse_several_processes
 from memlog.estimates.traced_training import TracedTraining
@@ -127,7 +128,7 @@ class Question:
         if known is not None:
             refuse_several_processes(known, self.ranks)
         with fakes.replace(known, given), counted_instead(fakes.counted), mode, reasons():
-            with all_on_cpu(mode.places):
+            with all_on_cpu(mode.places), any_initial_values():
                 model = _made("model", nn.Module, self.model)
                 if model is not None:
                     refuse_several_processes(model, self.ranks)

@@ -221,5 +221,6 @@ JOBS: tuple[Callable[[], dict[str, Any]], ...] = (
     replicated_with_a_static_graph,
     in_tensor_parallel,
     in_tensor_parallel_and_sharded,
+    in_context_parallel,
     with_a_parallel_loss,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from support.pipeline_jobs import PIPELINES, RANKS
 from torch import nn
+from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import memlog
 from memlog.errors import ConfigurationError
 from memlog.estimates.estimate import estimate_made_by
+from memlog.estimates.one_rank import Chunks
 
 MIB = 2**20
 WIDTH = 1024
@@ -29,8 +32,9 @@ PARAMETERS = 4 * WIDTH**2 * 4  # bytes
 def _leaves_nothing() -> Iterator[None]:
     """Check that an estimate leaves no process group and no variables of ranks."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    before = [os.environ.get(name) for name in names]
+    before, hook = [os.environ.get(name) for name in names], sys.excepthook
     yield
+    assert sys.excepthook is hook
     assert not dist.is_initialized()
     assert [os.environ.get(name) for name in names] == before
 
@@ -153,6 +157,44 @@ def test_values_from_other_ranks_are_refused() -> None:
     message = refused(job)
     assert "needs values from other ranks" in message
     assert message.startswith("test_ranks.py, line ")
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(10, 4), (3, 8), (8, 8), (1025, 4), (5, 2), (9, 4)])
+def test_chunks_are_those_of_torch(rows: int, ranks: int) -> None:
+    whole = torch.arange(rows * 2).view(rows, 2)
+    parts = list(torch.chunk(whole, ranks))
+    found = Chunks(whole, ranks, 0)
+    assert len(found) == ranks
+    for at in range(ranks):
+        expected = parts[at] if at < len(parts) else torch.empty(0, dtype=whole.dtype)
+        assert torch.equal(found[at], expected)
+
+
+def test_waiting_for_a_collective_makes_no_copy() -> None:
+    def job() -> dict[str, Any]:
+        model = nn.Linear(4, 4).cuda()
+
+        def step() -> None:
+            values = torch.zeros(MIB, device="cuda")
+            gathered = functional_collectives.all_gather_single(values, 0, dist.group.WORLD)
+            functional_collectives.wait_tensor(gathered).add_(1)
+
+        return {"step": step, "model": model}
+
+    peak = estimate_made_by(job, ranks=8).peak
+    assert 9 * 4 * MIB <= peak < 10 * 4 * MIB
+
+
+def test_parameters_that_are_drawn_until_they_fit_can_be_made() -> None:
+    def model() -> nn.Module:
+        made = layers()
+        for layer in made:
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+        return made
+
+    assert estimate_made_by(lambda: training(model().cuda()), ranks=2).peak > PARAMETERS
+    real = torch.zeros(1000)
+    assert float(nn.init.trunc_normal_(real).abs().max()) > 0
 
 
 def test_fsdp1_is_refused() -> None:

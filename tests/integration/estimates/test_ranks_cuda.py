@@ -36,7 +36,7 @@ def estimated(job: Job, ranks: int = RANKS) -> Estimate:
 @pytest.fixture(scope="module")
 def estimates() -> dict[Job, Estimate]:
     """Return the estimates of all jobs, which are made before this process joins a process group."""
-    return {job: estimated(job) for job in (*JOBS, in_context_parallel)}
+    return {job: estimated(job) for job in JOBS}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,9 @@ def really_needed(job: Job, tmp_path: Path) -> tuple[int, int]:
     return allocated, reserved
 
 
-@pytest.mark.parametrize("job", [sharded, in_mixed_precision, replicated_in_views])
+@pytest.mark.parametrize(
+    "job", [sharded, in_mixed_precision, replicated_in_views, in_context_parallel]
+)
 def test_what_is_reserved_is_the_allocators(
     job: Job, estimates: dict[Job, Estimate], tmp_path: Path
 ) -> None:
@@ -113,10 +115,3 @@ def test_what_is_reserved_is_the_allocators(
     assert found.peak == pytest.approx(allocated, rel=0.01)
     # The program makes the whole model first. In what that has reserved, cuBLAS's workspaces find room.
     assert found.reserved == pytest.approx(reserved, abs=18 * 2**20)
-
-
-def test_a_divided_sequence_is_a_few_percent_too_low(
-    estimates: dict[Job, Estimate], tmp_path: Path
-) -> None:
-    allocated, _ = really_needed(in_context_parallel, tmp_path)
-    assert 0.96 * allocated <= estimates[in_context_parallel].peak <= 1.001 * allocated

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, Workspace
+from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
 from memlog.tracer.hooks.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
     PLAIN_CLASSES,
@@ -37,6 +37,9 @@ NEW: Final = 1
 DETACHED: Final = 2
 """Flag of ``detach``, whose result is a view. In the backward pass, the result may be a gradient that
 autograd uses without a copy."""
+COPIED: Final = 3
+"""Value for an operation whose result is a view or a copy, such as ``contiguous``. Autograd splits it into
+others before a mode sees it, but not in inference mode or inside a tensor subclass."""
 RESIZED: Final = 4
 """Flag of an operation that returns an argument and may resize this argument's storage."""
 WRITTEN: Final = 8
@@ -48,6 +51,7 @@ RESULT: Final = 15
 _CALL: Final = 8e-6
 """Seconds that torch takes, beside the mode's own code, to call a mode for one operation."""
 _CHANGES = RESIZED | WRITTEN
+_INSIDE = MEASURED | UNMEASURED
 _STRIDED = torch.strided
 
 
@@ -190,8 +194,9 @@ class ObservingMode(TorchDispatchMode):
                 return func(*args, **kwargs) if kwargs else func(*args)
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
-        if kind & MEASURED:
-            out, inside, seconds = op_workspace.run(func, args, kwargs or {})
+        if kind & _INSIDE:
+            run = op_workspace.run if kind & MEASURED else op_workspace.run_unmeasured
+            out, inside, seconds = run(func, args, kwargs or {})
         else:
             called = perf_counter()
             out = func(*args, **kwargs) if kwargs else func(*args)
@@ -327,7 +332,14 @@ def _result_of(func: Any) -> int:
         one.alias_info is not None and one.alias_info.is_write and str(one.type) == "Tensor"
         for one in schema.arguments[:1]
     )
-    return WRITTEN if written else NOTHING
+    return WRITTEN if written else _result_of_view(func)
+
+
+def _result_of_view(func: Any) -> int:
+    composite = func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+    return COPIED if composite else NOTHING
 
 
 def leaves_code_compiled() -> bool:

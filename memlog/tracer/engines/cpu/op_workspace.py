@@ -88,6 +88,10 @@ MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
 """Function that returns an operation's workspace; ``None``: unknown. The function's arguments are the
 operation, the call's positional arguments, the call's keyword arguments and the call's result."""
 
+KnownWorkspace: TypeAlias = Callable[[Any, Any, Any], Workspace | None]
+"""Function that returns the workspace of an operation that is not measured; ``None``: unknown. Its arguments
+are the operation, and the call's positional and keyword arguments."""
+
 
 class _LastMeasurement(threading.local):
     """Last measurement on this thread. If tracers are nested, one measures and the others read the result."""
@@ -100,7 +104,7 @@ _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
 _of_fakes: MeasureFakes | None = None
 _of_fakes_once = True
-_without: frozenset[str] = frozenset()
+_of_unmeasured: KnownWorkspace | None = None
 _precisions: tuple[str, ...] = ()
 
 
@@ -115,19 +119,22 @@ def update_precisions() -> bool:
 
 
 @contextmanager
-def without_workspaces(namespaces: Iterable[str]) -> Iterator[None]:
-    """Inside the block, the operations of these namespaces count as if they had no workspace."""
-    global _without  # noqa: PLW0603 - operations are recorded without an argument for it
-    before, _without = _without, frozenset(namespaces)
+def of_unmeasured(known: KnownWorkspace) -> Iterator[None]:
+    """Inside the block, ask ``known`` for the workspaces of operations of the class `UNMEASURED`."""
+    global _of_unmeasured  # noqa: PLW0603 - operations are recorded without an argument for it
+    before, _of_unmeasured = _of_unmeasured, known
     try:
         yield
     finally:
-        _without = before
+        _of_unmeasured = before
 
 
-def is_known(func: Any) -> bool:
-    """Return True if `without_workspaces` names the operation's namespace."""
-    return bool(_without) and getattr(func, "namespace", None) in _without
+def run_unmeasured(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float]:
+    """Run an operation of the class `UNMEASURED`. Return what `run` returns."""
+    began = perf_counter()
+    out = func(*args, **kwargs)
+    found = None if _of_unmeasured is None else _of_unmeasured(func, args, kwargs)
+    return out, found, perf_counter() - began
 
 
 def workspace_class(func: Any) -> int:

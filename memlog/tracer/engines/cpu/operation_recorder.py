@@ -20,7 +20,7 @@ from memlog.tracer.engines.cpu.model_tensors import ModelTensors
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.engines.cpu.storage_events import AllocationOwner
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.tensor_storages import tensors_in
+from memlog.tracer.tensor_storages import changed, storages_in, tensors_in
 
 _COLLECTIVES: Final = "c10d"
 """Namespace of collectives that return their arguments, although the schemas do not say so."""
@@ -93,6 +93,10 @@ class OperationRecorder:
         if result == dispatch_mode.DETACHED:
             self._model_tensors.add_detached(out)
             return
+        if result == dispatch_mode.COPIED:
+            new = changed(out, storages_in(args))
+            result = dispatch_mode.NEW if new else dispatch_mode.NOTHING
+            out = new[0] if len(new) == 1 else new
         owner = self.owner(thread_state)
         made = UNKNOWN_TYPE
         before, *between, after = _around_results(inside)
@@ -123,7 +127,7 @@ class OperationRecorder:
         measures = kind > dispatch_mode.RESULT and (
             not self._fakes or op_workspace.measures_fakes()
         )
-        if measures and (inside is None or not inside.complete) and not op_workspace.is_known(func):
+        if measures and (inside is None or not inside.complete):
             self.unmeasured[str(func)] += 1
 
     def _track_results(
