@@ -15,7 +15,7 @@ import griffe
 
 from docs_site import mermaid
 from docs_site.settings_table import table
-from memlog.cli.commands import COMMANDS
+from memlog.cli.main import COMMANDS, command_named
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -46,7 +46,8 @@ _ALTERNATIVE = re.compile(r'alt="([^"]*)"')
 
 def on_startup(**_: Any) -> None:
     """Format the commands' help: unwrapped lines as code blocks, and names of pages as links."""
-    for command in COMMANDS:
+    for name in COMMANDS:
+        command = command_named(name)
         help_text = inspect.cleandoc(command.help or "")
         help_text = re.sub(r"\bdocs/\s*([\w-]+)\.md", r"[\1](../\1.md)", help_text)
         command.help = re.sub(r"^\x08\n((?:.+\n?)+)", _code_block, help_text, flags=re.MULTILINE)

@@ -34,6 +34,12 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 
 
+def command_named(name: str) -> click.Command:
+    """Import and return the command of a name in `COMMANDS`."""
+    command: click.Command = getattr(import_module(f"memlog.cli.{name}"), COMMANDS[name])
+    return command
+
+
 class _Failure(click.ClickException):
     """Error that ends a command with a message on standard error and exit code 1."""
 
@@ -62,11 +68,7 @@ class _Commands(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        function = COMMANDS.get(cmd_name)
-        if function is None:
-            return None
-        command: click.Command = getattr(import_module(f"memlog.cli.{cmd_name}"), function)
-        return command
+        return command_named(cmd_name) if cmd_name in COMMANDS else None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -103,15 +103,13 @@ def test_no_page_is_wider_than_the_window(served: str, browser: Page, width: int
 
 
 def test_commands_and_settings_are_those_of_the_code(site: Path) -> None:
-    import click
-
-    from memlog.cli.main import COMMANDS, cli
+    from memlog.cli.main import COMMANDS, command_named
     from memlog.settings import Settings
 
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
+        command = command_named(name)
+        assert command.name == name
         assert f'id="memlog-{name}"' in commands
         for option in command.params:
             assert all(text in commands for text in option.opts if text.startswith("-"))
