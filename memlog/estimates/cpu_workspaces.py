@@ -138,7 +138,9 @@ class _Call:
         names = [argument.name for argument in func._schema.arguments]
         self.args = dict(zip(names, args, strict=False))
         self.kwargs = kwargs
-        self.given = _tensors((*self.args.items(), *kwargs.items()))
+        # Compiled code gives an operation its result (``out=``).
+        named = (*self.args.items(), *kwargs.items())
+        self.given = _tensors(pair for pair in named if pair[0] != "out")
         self.all = [each for _, each in (*self.given, *_tensors([("", out)]))]
 
     def size(self, cuts: _Cuts) -> int:
@@ -370,6 +372,13 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
         return torch.zeros(rows, columns, dtype=matrix.dtype)
 
     bias = [torch.zeros(1, dtype=each.dtype) for each in args[:-2]]
+    if "out" in kwargs:  # compiled code gives the result's buffer
+        kwargs = {
+            **kwargs,
+            "out": torch.zeros(
+                min(first.shape[0], outer), min(second.shape[1], outer), dtype=kwargs["out"].dtype
+            ),
+        }
     sizes = op_workspace.allocations(
         func, (*bias, cut(first, outer, inner), cut(second, inner, outer)), kwargs
     )[1]

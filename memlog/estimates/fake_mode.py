@@ -163,6 +163,11 @@ class FakeMode(FakeTensorMode):
         # With True, torch would wrap each call to prevent compilation. But nothing in a call can be compiled.
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compiled functions stay compiled in this mode. Older torch does not call this."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
             # Autograd asks for the device several times for each operation.

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
+from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
@@ -97,6 +98,7 @@ def traced_step(
         _on_one_thread(model),
         all_on_cpu(),
         measuring,
+        planned_by_inductor(),
         ctc_of_lists(),
         unknown_values(),
     ):
@@ -134,6 +136,7 @@ def traced_training(
             _on_one_thread(model),
             all_on_cpu(places),
             as_on_cuda(gpu, places),
+            planned_by_inductor(on_cuda=True),
             unknown_values(),
         ):
             if model is not None:
@@ -199,6 +202,9 @@ def reasons() -> Iterator[None]:
         with warnings.catch_warnings():
             # torch itself reads the data pointer when copy.deepcopy copies a layer.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            warnings.filterwarnings(
+                "ignore", "Using `torch.compile.module.` when there are global hooks"
+            )
             # ``float(loss)`` is refused below; torch's warning would name a line of memlog.
             warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
             yield
@@ -226,10 +232,15 @@ def reasons() -> Iterator[None]:
 @contextmanager
 def _on_one_thread(model: nn.Module | None) -> Iterator[None]:
     """Refuse a step that calls the model on another thread, where torch does not use fake tensors."""
-    here, known = threading.get_ident(), frozenset(map(id, model.modules() if model else ()))
+    here, known = (
+        threading.get_ident(),
+        frozenset(map(id, () if model is None else model.modules())),
+    )
     elsewhere: list[str] = []
 
     def note(module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if threading.get_ident() != here and id(module) in known:
             elsewhere.append(threading.current_thread().name)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
+from memlog.estimates.compiled_code import can_plan
 from memlog.estimates.cuda_kernels.gpu import A100, Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
@@ -108,6 +110,13 @@ class Question:
             raise ConfigurationError("the length is unknown: pass length= to memlog.estimate")
         return replace(self, length=length)
 
+    def _refuse_compiled(self) -> None:
+        if self.device == "cuda" or self.ranks is not None or not can_plan():
+            raise ConfigurationError(
+                "what compiled code allocates on a CUDA device, in several processes or with an older torch "
+                "can't be known without running it: pass the model without torch.compile"
+            )
+
     @only_new_objects()
     def trace(
         self, mode: FakeMode | None = None
@@ -133,10 +142,7 @@ class Question:
                 if model is not None:
                     refuse_several_processes(model, self.ranks)
                 if model is not None and are_compiled([model]):
-                    raise ConfigurationError(
-                        "what compiled code allocates can't be known without running it: pass the model "
-                        "without torch.compile"
-                    )
+                    self._refuse_compiled()
                 parameters = () if model is None else model.parameters()
                 optimizer = _made("optimizer", Optimizer, self.optimizer, parameters)
                 optimizers = _several(optimizer)
@@ -166,7 +172,7 @@ def _used() -> Iterator[tuple[Refs[nn.Module], Refs[Optimizer]]]:
     stepped: Refs[Optimizer] = []
 
     def note_call(module: nn.Module, _: Any) -> None:
-        if not called:
+        if not torch.compiler.is_compiling() and not called:
             called.append(weakref.ref(module))
 
     def note_step(optimizer: Optimizer, *_: Any) -> None:

@@ -37,8 +37,13 @@ class CompiledCode:
     unknown: int = field(default=0, init=False)
     _compilations: int = field(default=0, init=False)
     _running: bool = field(default=False, init=False)
+    _seen: bool = field(default=False, init=False)
 
     def begin(self) -> None:
+        # On fake tensors, no compiled code runs unseen: an estimate makes each buffer by an operation.
+        self._seen = torch_private.fakes_active()
+        if self._seen:
+            return
         self._patches = patches.compiled_code()
         self._compilations = torch_private.compilations()
         for patch in self._patches:
@@ -51,6 +56,8 @@ class CompiledCode:
     @property
     def may_have_run(self) -> bool:
         """True if compiled code may have run unseen, because code was compiled or loaded in the window."""
+        if self._seen:
+            return False
         return torch_private.compilations() != self._compilations or len(
             patches.compiled_code()
         ) > len(self._patches)
