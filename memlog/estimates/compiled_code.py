@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.torch_version import TorchVersion
 
 from memlog.errors import ConfigurationError
 
@@ -39,15 +39,25 @@ _EAGER: Final = "torch._dynamo.backends.debugging"
 """Module of the backends that run a graph's operations one by one."""
 _WITHOUT: Final = "estimate the step without torch.compile, which usually takes more memory"
 
+_planning: Final = set[int]()
+"""Threads inside `planned_by_inductor`."""
+
 
 def can_plan() -> bool:
-    """Return whether this torch compiles under dispatch modes, as `planned_by_inductor` needs it."""
-    return hasattr(TorchDispatchMode, "ignore_compile_internals")
+    """Return whether this torch is new enough. Private parts of older versions are different."""
+    return TorchVersion(torch.__version__) >= "2.13"
+
+
+def is_planning() -> bool:
+    """Return whether this thread is inside `planned_by_inductor`."""
+    return threading.get_ident() in _planning
 
 
 @contextmanager
 def planned_by_inductor(*, on_cuda: bool = False) -> Iterator[None]:
     """Inside the block, this thread's compiled code runs as Inductor plans it for fake tensors.
+
+    Enter a `FakeMode` inside the block. In a mode that was entered before, compiled functions run uncompiled.
 
     Code that the program has compiled before is not used. What is compiled here is forgotten afterwards. So a
     function of the step that the program had compiled is compiled once more when the program calls it again.
@@ -55,12 +65,13 @@ def planned_by_inductor(*, on_cuda: bool = False) -> Iterator[None]:
     Raises:
         ConfigurationError: What the compiled code allocates can't be known.
     """
-    if not can_plan():
+    if not can_plan() or is_planning():
         yield
         return
     from torch._dynamo import eval_frame  # noqa: PLC0415 - torch's optimizers import it, too, when used
 
     planner = _Planner(eval_frame._callback_from_stance, on_cuda=on_cuda)
+    _planning.add(threading.get_ident())
     try:
         with planner, patch.object(eval_frame, "_callback_from_stance", planner.callback):
             yield
@@ -72,6 +83,8 @@ def planned_by_inductor(*, on_cuda: bool = False) -> Iterator[None]:
             f"torch.compile failed on fake tensors ({type(error).__name__}: {reason:.200}), so what the "
             f"compiled code allocates can't be known: {_WITHOUT}"
         ) from error
+    finally:
+        _planning.discard(threading.get_ident())
 
 
 class _Planner:

@@ -17,6 +17,7 @@ from memlog._internal.units import MIB, format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
 from memlog.estimates.changes import NO_CHANGES, StepChanges
+from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.device_memory import (
     CONTEXT,
@@ -430,7 +431,8 @@ def estimate_made_by(
     def of_rank(rank: int) -> Estimate:
         mode = FakeMode(Places() if kind == "cuda" else None)
         with one_of(ranks, mode, rank):
-            with reasons(), mode, all_on_cpu(mode.places), real_indices(), any_initial_values():
+            planned = planned_by_inductor(on_cuda=kind == "cuda")
+            with planned, reasons(), mode, all_on_cpu(mode.places), real_indices(), any_initial_values():
                 made = make()
             unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
             if unknown:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import convolution_layouts, lstm_on_cpu, repetitions
+from memlog.estimates.compiled_code import is_planning
 from memlog.estimates.places import Places
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of
 from memlog.estimates.results_on_cuda import CORRECTIONS
@@ -165,8 +166,12 @@ class FakeMode(FakeTensorMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: compiled functions stay compiled in this mode. Older torch does not call this."""
-        return True
+        """Return whether compiled functions stay compiled in a mode that is entered now.
+
+        Outside `planned_by_inductor`, their kernels would get tensors without bytes. Older torch does not
+        call this.
+        """
+        return is_planning()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:

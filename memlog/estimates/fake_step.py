@@ -24,7 +24,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
-from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.gpu import Gpu
@@ -98,7 +97,6 @@ def traced_step(
         _on_one_thread(model),
         all_on_cpu(),
         measuring,
-        planned_by_inductor(),
         ctc_of_lists(),
         unknown_values(),
     ):
@@ -136,7 +134,6 @@ def traced_training(
             _on_one_thread(model),
             all_on_cpu(places),
             as_on_cuda(gpu, places),
-            planned_by_inductor(on_cuda=True),
             unknown_values(),
         ):
             if model is not None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from memlog._internal.units import MIB
 from memlog.errors import ConfigurationError
+from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
 from memlog.estimates.fakes import Fakes
@@ -78,7 +79,7 @@ def estimate_memory(
         ConfigurationError: ``loss`` branches on a tensor's value.
     """
     mode = FakeMode()
-    with Fakes(mode).replace(model), mode, reasons():
+    with Fakes(mode).replace(model), planned_by_inductor(), mode, reasons():
         steps = optimizer(model.parameters())
         gradients = 0
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
-from memlog.estimates.compiled_code import can_plan
+from memlog.estimates.compiled_code import can_plan, planned_by_inductor
 from memlog.estimates.cuda_kernels.gpu import A100, Gpu
 from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
@@ -136,7 +136,14 @@ class Question:
         batch = fakes.in_all(self.batch)
         if known is not None:
             refuse_several_processes(known, self.ranks)
-        with fakes.replace(known, given), counted_instead(fakes.counted), mode, reasons():
+        planned = planned_by_inductor(on_cuda=self.device == "cuda")
+        with (
+            fakes.replace(known, given),
+            counted_instead(fakes.counted),
+            planned,
+            mode,
+            reasons(),
+        ):
             with all_on_cpu(mode.places), any_initial_values():
                 model = _made("model", nn.Module, self.model)
                 if model is not None:

@@ -151,6 +151,33 @@ def test_what_inductor_does_not_plan_is_refused(options: Any, changed: Any, mess
         estimated(layers, step=step, **changed)
 
 
+def test_products_into_a_given_buffer_leave_its_shape() -> None:
+    """Compiled code gives each product its result (``out=``)."""
+    shapes = []
+
+    def step(model: Any, batch: int) -> None:
+        first, second = torch.randn(batch, 600), torch.randn(600, 700)
+        many, products = torch.empty(4, batch, 700), torch.empty(batch, 700)
+        torch.addmm(torch.zeros(700), first, second, out=products)
+        torch.bmm(first.expand(4, batch, 600), second.expand(4, 600, 700), out=many)
+        shapes.append((products.shape, many.shape))
+
+    found = memlog.estimate(step, model=layers, batch=512, device="cpu")
+    assert shapes == [((512, 700), (4, 512, 700))] * 2
+    assert not found.uncounted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"fullgraph": True}, {"dynamic": True}, {"mode": "reduce-overhead"}]
+)
+def test_options_that_inductor_plans(options: Any) -> None:
+    def model() -> Any:
+        return torch.compile(layers(), **options)
+
+    assert estimated(model).peak == pytest.approx(real_peak(model, step, "SGD", 512), rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in cases() if "torchvision" not in case.name])
 def test_models_of_the_benchmark_are_within_a_hundredth(name: str) -> None:

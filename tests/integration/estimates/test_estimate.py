@@ -539,7 +539,10 @@ def test_what_an_estimate_would_get_wrong_is_refused() -> None:
         ({"model": None, "optimizer": optimizer}, "pass model="),
         ({"model": model, "optimizer": None}, "pass optimizer="),
         ({"model": hooked, "step": step}, "parameter has hooks"),
-        ({"model": torch.compile(model), "step": step}, r"without torch\.compile"),
+        (
+            {"model": torch.compile(model), "step": step, "device": "cuda"},
+            r"without torch\.compile",
+        ),
     ]:
         around: dict[str, Any] = {"step": lambda: step(model, optimizer, 64)} | changed
         with pytest.raises(memlog.ConfigurationError, match=message):
