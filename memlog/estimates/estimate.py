@@ -432,7 +432,14 @@ def estimate_made_by(
         mode = FakeMode(Places() if kind == "cuda" else None)
         with one_of(ranks, mode, rank):
             planned = planned_by_inductor(on_cuda=kind == "cuda")
-            with planned, reasons(), mode, all_on_cpu(mode.places), real_indices(), any_initial_values():
+            with (
+                planned,
+                reasons(),
+                mode,
+                all_on_cpu(mode.places),
+                real_indices(),
+                any_initial_values(),
+            ):
                 made = make()
             unknown = made.keys() - {"step", "model", "optimizer", "expandable_segments"}
             if unknown:
