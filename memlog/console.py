@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from memlog._internal import terminal
 from memlog._internal.redact import without_credentials
-from memlog._internal.units import mib
+from memlog._internal.terminal import mib
 from memlog.events import (
     Alert,
     Batch,

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Finding, OutOfMemory
 
 _GROWS = " grows"

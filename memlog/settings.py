@@ -8,7 +8,7 @@ the environment, the defaults. No other module reads these environment variables
 * ``MEMLOG_ENABLED``: ``0`` switches monitoring off, even if ``init`` switches it on.
 
 ``memlog run`` passes its options to the child process in a variable of its own
-(`memlog._internal.launch_options`).
+(`memlog._internal.current_session`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memlog._internal.launch_options import defaults as launcher_options
+from memlog._internal.current_session import defaults as launcher_options
 from memlog.errors import ConfigurationError
 
 DEFAULT_DIRECTORY = Path("memlog_runs")

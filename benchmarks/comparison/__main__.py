@@ -27,7 +27,7 @@ from rich.progress import track
 from benchmarks.__main__ import machine
 from benchmarks.comparison.arms import ARMS, KILLED_STEP, SPIKE_STEP
 from benchmarks.comparison.readings import READERS, Reading, none, text_about
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 SCRIPT = Path(__file__).with_name("arms.py")
 PACKAGES = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 
 class Reading(NamedTuple):

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import memlog
-from memlog._internal.method_wrapper import Method, wrap_method
+from memlog._internal.replacements import Method, wrap_method
 
 __all__ = ["MemlogTracker"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import CredentialScope
+from memlog._internal.connections import CredentialScope
 from memlog.events import Status
 from memlog.sink import STEP_PREFIX, ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_mlflow import ends, environment

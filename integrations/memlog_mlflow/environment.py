@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from memlog._internal.credential_scope import secret_names
+from memlog._internal.connections import secret_names
 from memlog.sink import Connection
 from memlog_mlflow.uris import absolute_uri
 
@@ -70,7 +70,7 @@ def apply(connection: Connection) -> None:
     Call this function only in a process of memlog's own, before the import of mlflow. mlflow reads some of
     the variables only during the import.
     """
-    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
+    from memlog._internal.connections import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

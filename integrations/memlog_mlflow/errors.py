@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mlflow.exceptions import MlflowException
 
-from memlog._internal.connection_errors import does_not_answer, in_full, in_short, reason_of
+from memlog._internal.connections import does_not_answer, in_full, in_short, reason_of
 from memlog.errors import (
     DeliveryError,
     MemlogError,

@@ -10,7 +10,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from memlog._internal.download import watched
+from memlog._internal.connections import watched
 from memlog._internal.redact import bare_address
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import CredentialScope
+from memlog._internal.connections import CredentialScope
 from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
 from memlog_trackio import environment
 from memlog_trackio.addresses import RunAddress, link_to, run_address

@@ -19,7 +19,7 @@ from trackio import cas, fragments, utils
 from trackio.remote_client import WRITE_TOKEN_HEADER, RemoteClient
 from trackio.sqlite_storage import SQLiteStorage
 
-from memlog._internal.connection_errors import does_not_answer, reason_of
+from memlog._internal.connections import does_not_answer, reason_of
 from memlog.errors import (
     DeliveryError,
     MemlogError,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from memlog._internal.credential_scope import CredentialScope, secret_names
+from memlog._internal.connections import CredentialScope, secret_names
 from memlog.sink import Connection
 from memlog_trackio.addresses import in_folder, in_space, on_server, run_address
 

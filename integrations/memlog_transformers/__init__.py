@@ -17,7 +17,7 @@ from transformers.trainer import Trainer
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 import memlog
-from memlog._internal.method_wrapper import Method, wrap_method
+from memlog._internal.replacements import Method, wrap_method
 from memlog._internal.terminal import say
 
 __all__ = ["MemlogCallback"]

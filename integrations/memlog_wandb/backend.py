@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from memlog._internal.credential_scope import CredentialScope
+from memlog._internal.connections import CredentialScope
 from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of, link_to

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memlog._internal.credential_scope import CredentialScope, secret_names
+from memlog._internal.connections import CredentialScope, secret_names
 from memlog.sink import Connection
 from memlog_wandb.addresses import server_of
 
@@ -100,7 +100,7 @@ def apply(connection: Connection) -> None:
 
     Call this function only in a process of memlog's own, before the import of wandb.
     """
-    from memlog._internal.response_limits import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
+    from memlog._internal.connections import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
     os.environ.update(connection.environment)

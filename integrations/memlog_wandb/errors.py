@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wandb.errors import AuthenticationError, UsageError
 
-from memlog._internal.connection_errors import (
+from memlog._internal.connections import (
     address_in,
     does_not_answer,
     in_full,

@@ -9,8 +9,8 @@ from typing import Any
 
 import wandb
 
+from memlog._internal.connections import patience
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.response_limits import patience
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
 from memlog.sink import Point, Resolution, Target, TrackerRun

@@ -12,8 +12,7 @@ from typing import Any
 
 import wandb
 
-from memlog._internal.download import watched
-from memlog._internal.response_limits import RATE
+from memlog._internal.connections import RATE, watched
 from memlog.errors import MemlogError, TrackerRejectedError, UnknownRunError
 from memlog.sink import Connection, StoredArtifact
 from memlog_wandb.addresses import RunPath, offline_folder, run_path

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memlog._internal.patterns import lazy_pattern
+from memlog._internal.secret_names import lazy_pattern
 
 _NO_ID = "none"
 """torchrun's default id of a training."""

@@ -1,17 +1,39 @@
-"""Functions to read a program's objects without running the program's code.
+"""Reading a program's objects and variables without running the program's code.
 
 ``isinstance``, ``len``, ``getattr`` and ``repr`` may all call methods that a class defines in Python. The
 functions in this file use CPython's own types and descriptors instead.
+
+Up to Python 3.12, ``frame.f_locals`` copies a function's variables into a dictionary. The frame keeps the
+dictionary and its values alive. Therefore, up to Python 3.12:
+
+* The dictionary is emptied after it was read.
+* A function that may call ``locals()`` is not read, because ``locals()`` returns the same dictionary to it.
+* No function is read while a trace function is set, because Python may then write the dictionary back into
+  the variables.
+* The caller must not read functions of other threads unless they show no sign of a trace function
+  (`memlog.leaks.owner_chain.running_frames`). Another thread's trace function can't be asked for.
 """
 
 from __future__ import annotations
 
+import dis
+import gc
 import itertools
+import operator
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, ModuleType
+from inspect import CO_OPTIMIZED
+from itertools import chain, compress, islice, repeat, starmap
+from types import (
+    CodeType,
+    FrameType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+)
 from typing import Any, Final
 
 _mro: Any = type.__dict__["__mro__"].__get__
@@ -164,3 +186,82 @@ def key_of(mapping: dict[Any, Any], value: object) -> str | None:
     except RuntimeError:  # another thread changed the mapping meanwhile
         return None
     return None
+
+
+LIVE_LOCALS: Final = sys.version_info >= (3, 13)
+_FRAMES: Final = ("_getframe", "currentframe")
+_USES_LOCALS: Final = ("locals", "exec", "eval")
+_USES_LOCALS_ALONE: Final = ("vars", "dir")
+"""Functions that read the local variables only if they are called without an argument."""
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
+_PREPARES: Final = ("PUSH_NULL", "CACHE", "PRECALL")
+_OWN_REFERENCES: Final = 3
+"""Number of references to a frame's dictionary if the user's program does not refer to it. The three are the
+frame, a variable in this file, and getrefcount's argument."""
+
+
+def local_variables(frame: FrameType) -> dict[str, Any]:
+    """Return a function's local variables by name; empty if reading could affect the program.
+
+    For the frame of a module or a class the result is empty.
+    """
+    code = frame.f_code
+    if not code.co_flags & CO_OPTIMIZED:
+        return {}
+    if LIVE_LOCALS:
+        return dict(frame.f_locals)
+    if sys.gettrace() is not None or _uses_locals(code):
+        return {}
+    snapshot = frame.f_locals
+    variables = dict(snapshot)
+    if sys.getrefcount(snapshot) <= _OWN_REFERENCES:  # otherwise a debugger may use it, too
+        snapshot.clear()
+    return variables
+
+
+def _uses_locals(code: CodeType) -> bool:
+    """Return whether a function may use the dictionary of its local variables."""
+    names = code.co_names
+    if any(name in names for name in _FRAMES):
+        return True
+    if not any(name in names for name in (*_USES_LOCALS, *_USES_LOCALS_ALONE)):
+        return False
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _PREPARES]
+    for one, following in itertools.pairwise(instructions):
+        if one.opname not in _LOADS:
+            continue
+        takes_nothing = following.opname.startswith("CALL") and following.arg == 0
+        if one.argval in _USES_LOCALS or (one.argval in _USES_LOCALS_ALONE and takes_nothing):
+            return True
+    return False
+
+
+def _all_but_tuples(types: Iterator[type]) -> Iterator[bool]:
+    return map(operator.is_not, types, repeat(tuple))
+
+
+def tracked_objects(
+    wanted: Callable[[Iterator[type]], Iterator[bool]] = _all_but_tuples,
+) -> list[Any]:
+    """Return the objects that the collector tracks, except tuples.
+
+    Another thread may be in the middle of ``tuple(…)``. Python raises a SystemError there if a second
+    reference to the unfinished tuple exists. So the tuples are left out within one call of a C function,
+    during which no other thread runs.
+
+    ``wanted`` gets the objects' types, and returns for each whether to return the object. Its iterator must
+    run no Python code.
+    """
+    # With a variable for the collector's list, another thread could run before the tuples are left out. So
+    # the list is made inside the last statement. `twice` yields it two times.
+    twice = chain.from_iterable(map(repeat, starmap(gc.get_objects, ((),)), (2,)))
+    every, again = (chain.from_iterable(islice(twice, 1)) for _ in range(2))
+    is_wanted = wanted(map(type, again))
+    # The last two parts yield nothing. They exhaust the iterators, which otherwise would keep the list.
+    found = list(chain(compress(every, is_wanted), twice, compress(is_wanted, ())))
+    # The new list is tracked, too. The collector yields young objects first.
+    for place, one in enumerate(found):
+        if one is found:
+            del found[place]
+            break
+    return found

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 
-from memlog._internal.patterns import lazy_pattern
 from memlog._internal.secret_names import (
     is_opaque,
     is_secret_option,
     is_secret_value,
     is_secret_variable,
+    lazy_pattern,
     secrecy,
 )
 

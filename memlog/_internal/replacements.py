@@ -1,11 +1,28 @@
-"""Functions of other packages that memlog replaces while a session runs."""
+"""Functions and methods of other packages that memlog replaces while a session runs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from memlog._internal.import_hook import ImportWatch, when_imported
+
+Method: TypeAlias = Callable[..., Any]
+
+
+def wrap_method(owner: type, name: str, around: Method) -> None:
+    """Replace a method of a class by ``around``.
+
+    The first argument of ``around`` is the original method; the method's own arguments follow.
+    """
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(method, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
 
 
 class Replacements:

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any, cast
 
-from memlog._internal.patterns import lazy_pattern
+
+def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern as `re.compile` does, but compile it when it is used first."""
+    return cast("re.Pattern[str]", _Pattern(text, flags))
+
+
+class _Pattern:
+    def __init__(self, text: str, flags: int) -> None:
+        self._text, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self._text, self._flags), name)  # `re` keeps compiled patterns
+        setattr(self, name, found)
+        return found
+
 
 _PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _CERTAIN = lazy_pattern(

@@ -32,8 +32,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
+from memlog._internal.terminal import format_bytes
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader, Token
-from memlog._internal.units import format_bytes
 from memlog.events import HOST_RSS, SAMPLED
 
 Level: TypeAlias = Literal["info", "warning", "error"]

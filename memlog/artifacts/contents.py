@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.errors import UnopenableFileError
 
 MAX_BYTES = 128 * 1024**2

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from memlog._internal.npm_package import SPEEDSCOPE, FetchError, cache_directory
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.errors import UnopenableFileError, ViewerUnavailableError
 from memlog.trace.exporters.speedscope_format import SCHEMA
 

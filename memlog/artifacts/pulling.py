@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.errors import ArtifactError, TrackerUnavailableError, UnknownRunError
 from memlog.events import Artifact
 from memlog.journal import RunDirectory

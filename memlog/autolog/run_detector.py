@@ -17,7 +17,7 @@ import msgspec
 from memlog._internal import distributed
 from memlog._internal.diagnostics import Diagnostics, warn
 from memlog._internal.redact import remember
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.autolog.step_numbers import RunOffsets
 from memlog.bus import EventBus
 from memlog.delivery.helper.protocol import Connect, Join, Message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from memlog._internal.credential_scope import is_other_file, withheld
+from memlog._internal.connections import is_other_file, withheld
 from memlog._internal.redact import bare_address, remember
 from memlog.errors import UntrustedAddressError
 from memlog.sink import DISABLED, OFFLINE, Backend, Connection, Sink, Target, home_of

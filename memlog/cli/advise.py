@@ -10,8 +10,8 @@ import click
 import msgspec
 from rich.console import Console
 
+from memlog._internal.terminal import format_bytes
 from memlog._internal.text_parser import read_size
-from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.output import (
     dir_option,

@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.completion import complete_runs
 from memlog.cli.output import (

@@ -17,9 +17,8 @@ import click
 import msgspec
 from rich.console import Console
 
-from memlog._internal.terminal import lines
+from memlog._internal.terminal import format_bytes, lines
 from memlog._internal.text_parser import read_size
-from memlog._internal.units import format_bytes
 from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
 from memlog.cli.output import json_option, page, plain, print_json, saving_table, table

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.patterns import lazy_pattern
+from memlog._internal.secret_names import lazy_pattern
 from memlog._internal.terminal import one_line
 from memlog.cli.completion import complete_runs
 from memlog.delivery.uploader.uploader import Uploader

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from memlog._internal.terminal import one_line
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes, one_line
 from memlog.artifacts.pulling import Choice, JournalStore, Pulled, Puller, choose
 from memlog.artifacts.server import is_openable
 from memlog.cli import SETTINGS

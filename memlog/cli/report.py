@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from memlog._internal.terminal import one_line
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes, one_line
 from memlog.cli import SETTINGS
 from memlog.cli.completion import complete_runs
 from memlog.cli.output import dir_option, find_explained_run, notice

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from memlog._internal.launch_options import Launch
+from memlog._internal.current_session import Launch
 from memlog.alerts import parse_rules
 from memlog.cli import SETTINGS
 from memlog.cli.completion import complete_backends, complete_files

@@ -9,7 +9,7 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from memlog._internal.units import format_duration
+from memlog._internal.terminal import format_duration
 from memlog.cli import SETTINGS
 from memlog.cli.output import (
     dir_option,

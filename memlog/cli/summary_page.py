@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.diagnostics import REPORT_STEPS
-from memlog._internal.units import format_bytes, format_duration
+from memlog._internal.terminal import format_bytes, format_duration
 from memlog.cli.addresses import place_of
 from memlog.cli.output import (
     LEVEL_STYLES,

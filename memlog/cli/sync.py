@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from memlog._internal.response_limits import waiting_at_most
+from memlog._internal.connections import waiting_at_most
 from memlog._internal.terminal import one_line
 from memlog.cli import SETTINGS
 from memlog.cli.addresses import Guard, connection_of, known_address, place_of, trust_option

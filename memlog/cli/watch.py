@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from memlog._internal.terminal import one_line
-from memlog._internal.units import format_bytes, format_duration
+from memlog._internal.terminal import format_bytes, format_duration, one_line
 from memlog.cli import SETTINGS
 from memlog.cli.completion import complete_runs
 from memlog.cli.output import (

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.estimates import ctc_of_lists, lstm_on_cpu
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of, real_tensor
 from memlog.tracer.engines.cpu import op_workspace

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import torch
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import encoding

@@ -12,8 +12,8 @@ import msgspec
 from torch import nn
 from torch.optim import Optimizer
 
+from memlog._internal.terminal import MIB, format_bytes
 from memlog._internal.text_parser import read_size
-from memlog._internal.units import MIB, format_bytes
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
 from memlog.estimates.changes import NO_CHANGES, StepChanges

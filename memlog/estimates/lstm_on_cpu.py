@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.estimates.real_tensors import real_tensor
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace

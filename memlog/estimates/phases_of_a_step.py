@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.errors import ConfigurationError
 from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.fake_mode import FakeMode

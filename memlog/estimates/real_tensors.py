@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 MAX_REAL_BYTES: Final = 32 * MIB
 """Maximum total bytes of the real tensors on which an estimate runs an operation."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Batch, Device, DeviceReading, Event, Finding, now_us
 from memlog.probes.allocators import has_expandable_segments
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Event, Finding, Phase, Sample, SavedState, SavingWay, now_us
 
 SAVING_CALLS: Final[dict[SavingWay, str]] = {

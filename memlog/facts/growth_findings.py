@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from memlog._internal.units import MIB, format_bytes
+from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,

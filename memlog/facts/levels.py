@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 
-from memlog._internal.units import MIB, format_bytes
+from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import HOST_RSS, RESERVED, TREE, Device, Finding, PeaksBySize, now_us
 from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Alert, Batch, End, Event, Finding, OutOfMemory
 from memlog.facts import oom_room as remedies
 from memlog.facts.oom_room import Cause, advice_on_pieces, mention_of_pieces, missing, sufficient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, Device, Finding
 from memlog.facts.levels import HOST, UNKNOWN, doubt, memory_of, peak_kind, unsteady
 from memlog.facts.oom_cause import title_with_cause

@@ -19,7 +19,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal, NamedTuple, TypeAlias
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.growth.lasting import SIGMAS, LevelScales, LevelWindow, line_through
 from memlog.growth.regime import Growth, find_growth
 

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import Final, NamedTuple, TypeAlias
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Finding, TensorInput, now_us
 
 FEWEST = 5

@@ -17,8 +17,13 @@ from pathlib import Path
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from memlog._internal.frame_locals import local_variables
-from memlog._internal.inert_access import bases, class_namespace, instance_dict, is_kind
+from memlog._internal.inert_access import (
+    bases,
+    class_namespace,
+    instance_dict,
+    is_kind,
+    local_variables,
+)
 from memlog.events import TensorInput
 
 _FRAMES = 64

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from memlog._internal import fork
-from memlog._internal.descriptors import Descriptor
+from memlog._internal.fork import Descriptor
 from memlog.events import Alert, Artifact, End, Event, Exit, Finding, Health, OutOfMemory
 from memlog.journal.format import Header, segment_name
 

@@ -17,8 +17,8 @@ from typing import TypeAlias
 import msgspec
 
 from memlog._internal import fork
-from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.fork import Descriptor
 from memlog._internal.signals import raised_by_handler
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import Batch, Event, readings

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from memlog._internal.launch_options import VARIABLE, Launch
+from memlog._internal.current_session import VARIABLE, Launch
 from memlog.errors import LaunchError
 
 SITE = Path(__file__).with_name("site")

@@ -1,6 +1,6 @@
 """Start of a session in a process of ``memlog run``, at its first training step.
 
-``memlog.init()`` takes the options from `memlog._internal.launch_options`. The first step takes about 0.05 s
+``memlog.init()`` takes the options from `memlog._internal.current_session`. The first step takes about 0.05 s
 longer, because ``init`` runs in this step. The advantage is that a process without steps, such as pip, a data
 loader's worker or torchrun's agent, starts no session.
 """

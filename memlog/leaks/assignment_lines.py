@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from memlog._internal.source_name import source_name
+from memlog._internal.terminal import source_name
 
 _MAX_CHARACTERS: Final = 400_000
 """If a source file has more characters than this, it is not parsed. Parsing this size takes about 100 ms."""

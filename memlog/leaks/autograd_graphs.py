@@ -43,7 +43,7 @@ from memlog._internal.inert_access import (
     shown,
     type_name,
 )
-from memlog._internal.units import MIB, format_bytes
+from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.live_tensors import LiveTensors, storage_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget

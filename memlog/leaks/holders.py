@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import torch
 
 from memlog._internal.inert_access import bases, is_kind, type_name
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.assignment_lines import Addition
 from memlog.leaks.autograd_graphs import NODE_BYTES

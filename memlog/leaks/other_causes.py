@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from memlog._internal import fork
 from memlog._internal.inert_access import is_kind
-from memlog._internal.units import MIB, format_bytes
+from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Trace
 from memlog.growth.series import Suspicion
 from memlog.leaks.assignment_lines import replaced, shown

@@ -30,18 +30,19 @@ from types import (
 )
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
 from memlog._internal.inert_access import (
+    LIVE_LOCALS,
     bases,
     class_namespace,
     container_base,
     instance_dict,
     is_kind,
     key_of,
+    local_variables,
     module_file,
     module_namespace,
+    tracked_objects,
 )
-from memlog._internal.tracked_objects import tracked_objects
 from memlog.leaks.process_objects import is_memlog, running_variables
 from memlog.leaks.time_budget import TimeBudget
 from memlog.tracer.attribution.calling_lines import CallingLines
@@ -366,7 +367,7 @@ def running_frames() -> list[FrameType]:
 
     memlog's frames are left out: a frame that refers to itself through this list would keep objects alive.
     Before Python 3.13 (`LIVE_LOCALS` is false), other threads are left out if one of them may be traced (see
-    `memlog._internal.frame_locals`).
+    `memlog._internal.inert_access`).
     """
     found = _stack(sys._getframe(1))
     if LIVE_LOCALS or (sys.gettrace() is None and threading.gettrace() is None):

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from memlog._internal.frame_locals import local_variables
 from memlog._internal.inert_access import (
     attribute_name,
     class_namespace,
@@ -22,6 +21,7 @@ from memlog._internal.inert_access import (
     instance_dict,
     is_kind,
     key_of,
+    local_variables,
     module_file,
     type_name,
 )

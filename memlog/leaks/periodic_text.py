@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from memlog._internal.inert_access import is_kind, type_name
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.leaks import assignment_lines
 from memlog.leaks.growers import FREQUENT, Grower, is_training_state, length_of, newest_of, owner_of
 from memlog.leaks.holders import (

@@ -24,8 +24,7 @@ from types import (
 )
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from memlog._internal.frame_locals import LIVE_LOCALS, local_variables
-from memlog._internal.tracked_objects import tracked_objects
+from memlog._internal.inert_access import LIVE_LOCALS, local_variables, tracked_objects
 from memlog.leaks.time_budget import TimeBudget
 
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])

@@ -23,7 +23,7 @@ import torch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import bases, instance_dict
-from memlog._internal.units import MIB, format_bytes
+from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import Event, Finding, now_us
 from memlog.leaks.autograd_graphs import UnusedGraphs
 from memlog.leaks.live_tensors import storage_of, tensor_storage

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memlog._internal.units import MIB, mib
+from memlog._internal.terminal import MIB, mib
 from memlog.events import (
     HOST_ANON,
     HOST_PINNED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.events import Event, ThreadStep
 from memlog.metrics.event_values import axis_and_index, in_run, sent_values
 from memlog.sink import STEP_PREFIX, Axis, Fold, Point, Resolution

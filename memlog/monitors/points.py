@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from typing import Any
 
-from memlog._internal.units import mib
+from memlog._internal.terminal import mib
 from memlog.console import point_line, summary_lines, usage
 from memlog.events import ALLOCATED, RESERVED, DeviceReading, Recorded, readings
 from memlog.monitors import _publishing

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from memlog._internal.inert_access import instance_dict, is_kind, type_name
-from memlog._internal.source_name import source_name
+from memlog._internal.terminal import source_name
 from memlog.events import Activity, GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.oom.device_state import (

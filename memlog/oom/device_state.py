@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.distributed import rank_position
-from memlog._internal.inert_access import container_base, instance_dict, is_kind
-from memlog._internal.tracked_objects import tracked_objects
+from memlog._internal.inert_access import container_base, instance_dict, is_kind, tracked_objects
 from memlog.events import DeviceProcess, DeviceState, GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.probes.allocators import (

@@ -14,8 +14,8 @@ from resource import RUSAGE_SELF, getrusage
 from typing import NamedTuple
 
 from memlog._internal import fork
-from memlog._internal.descriptors import Descriptor
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.fork import Descriptor
 from memlog.events import PeakSource
 
 _KIB = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import OutOfMemory, Trace
 from memlog.facts.levels import among
 from memlog.facts.oom_room import PINNED, Cause

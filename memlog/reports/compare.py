@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from memlog._internal.terminal import format_bytes
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
-from memlog._internal.units import format_bytes
 from memlog.errors import TraceNotFoundError
 from memlog.events import (
     ALLOCATED,

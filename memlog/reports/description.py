@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from memlog._internal.units import format_bytes, format_duration
+from memlog._internal.terminal import format_bytes, format_duration
 from memlog.errors import TraceNotFoundError
 from memlog.events import ALLOCATED, HOST_RSS, REPORT_FILE, TREE, End, Trace
 from memlog.facts.levels import Peak

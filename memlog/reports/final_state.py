@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from memlog._internal.distributed import RankPosition
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import (
     OF_OTHERS,
     OTHER_PROCESSES,

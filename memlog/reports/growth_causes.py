@@ -14,7 +14,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Batch, OutOfMemory, main_reading
 from memlog.growth import keeps_growing
 from memlog.reports.final_state import FinalState

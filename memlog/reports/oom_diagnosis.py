@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import RESERVED, Finding, Sample, readings
 from memlog.facts.oom_cause import Background, DeviceLevel, cause_of
 from memlog.facts.oom_room import Cause

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import (
     OF_OTHERS,
     OTHER_PROCESSES,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Batch, Event, OutOfMemory, Sample, StepInputs, Trace, main_reading
 from memlog.facts.longest_batch import LongestBatch
 from memlog.journal import RunDirectory

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import PeakSource
 from memlog.facts.first_checkpoint import SavingCost
 from memlog.facts.levels import Peak

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import read_plain
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.errors import TraceNotFoundError
 from memlog.events import (
     Batch,

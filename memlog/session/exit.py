@@ -12,8 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from memlog._internal import distributed
+from memlog._internal.current_session import ONE_LINE
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.launch_options import ONE_LINE
 from memlog._internal.terminal import say
 from memlog.events import LOST_CONNECTION, POSTMORTEM_FILE, Status
 from memlog.facts.run_verdict import RunVerdict

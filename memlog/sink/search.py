@@ -13,7 +13,7 @@ from memlog.sink.protocols import LOCAL, Backend
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-    from memlog._internal.credential_scope import CredentialScope
+    from memlog._internal.connections import CredentialScope
 
 ENTRY_POINT_GROUP = "memlog.sinks"
 
@@ -29,7 +29,7 @@ def home_of(backend: Backend) -> CredentialScope:
         scope: CredentialScope = own()
         return scope
     # Imported here: a training process does not need it.
-    from memlog._internal.credential_scope import CredentialScope, secret_names  # noqa: PLC0415
+    from memlog._internal.connections import CredentialScope, secret_names  # noqa: PLC0415
 
     connection = backend.connection()
     return CredentialScope(connection.uri, secret_names(connection.environment))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import TraceResult
 

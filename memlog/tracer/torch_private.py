@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
-from memlog._internal.tracked_objects import tracked_objects
+from memlog._internal.inert_access import tracked_objects
 
 NO_TASK = -1
 """Value of `backward_task` outside the backward pass."""

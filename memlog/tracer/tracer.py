@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex, get_args
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace.records import EngineChoice
 from memlog.tracer.attribution.user_scopes import scope

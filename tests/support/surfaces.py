@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from click.testing import CliRunner
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.cli.main import cli
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.delivery.helper.rank_journal import publish_afterwards

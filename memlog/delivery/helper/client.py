@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from memlog._internal import launch_options
-from memlog._internal.descriptors import Descriptor
+from memlog._internal import current_session
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.fork import Descriptor
 from memlog._internal.safe_files import open_to_append
 from memlog.delivery.helper import protocol
 
@@ -226,6 +226,6 @@ def _environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[3])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
     inherited = {
-        name: value for name, value in os.environ.items() if name != launch_options.VARIABLE
+        name: value for name, value in os.environ.items() if name != current_session.VARIABLE
     }
     return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

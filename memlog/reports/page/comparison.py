@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.journal import RunDirectory
 from memlog.reports.compare import STEP_TIME, TRACE_PEAK, Compared, Comparison, compare, run_figures
 from memlog.reports.page import drawings, sections

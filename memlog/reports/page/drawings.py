@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, fromstring, tostring
 import msgspec
 from markdown_it import MarkdownIt
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 
 Child: TypeAlias = "Element | str | None"
 TableRow: TypeAlias = "Sequence[Child | list[Child]]"

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.events import Trace
 from memlog.reports.page import drawings
 from memlog.reports.page.drawings import Child, TableRow, el, prose, table

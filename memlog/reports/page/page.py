@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memlog._internal.npm_package import UPLOT, FetchError
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog._version import __version__
 from memlog.errors import TraceNotFoundError
 from memlog.events import End, Trace

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from memlog._internal.safe_files import read_plain
-from memlog._internal.units import format_bytes, format_duration
+from memlog._internal.terminal import format_bytes, format_duration
 from memlog.events import POSTMORTEM_FILE, Ranks, Trace
 from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 from memlog.journal import RunDirectory

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 
 _COLOURS = {
     "[parameters]": "#6f92ee",

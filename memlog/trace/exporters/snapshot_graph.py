@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.errors import SnapshotError
 from memlog.trace.exporters.snapshot_reading import STATES, DeviceSnapshot, printable, read_devices
 from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.trace.exporters.snapshot_columns import Changes, read_changes
 from memlog.trace.exporters.snapshot_reading import printable
 

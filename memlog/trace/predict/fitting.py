@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 
 _PER_DOUBLING: Final = 0.02
 """Cost of twice as many parts of the batch, as a fraction of the step's time. The other costs are alike.

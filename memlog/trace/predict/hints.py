@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.trace.predict import optimizers
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep

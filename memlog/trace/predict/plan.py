@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.trace.predict import optimizers
 from memlog.trace.predict.checkpointing import (
     best_plan,

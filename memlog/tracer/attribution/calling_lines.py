@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from memlog._internal.source_name import source_name
+from memlog._internal.terminal import source_name
 
 MAX_LINES: Final = 1000
 """Maximum number of different lines. All further lines have number 0."""

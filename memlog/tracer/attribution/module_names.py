@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.tracked_objects import tracked_objects
+from memlog._internal.inert_access import tracked_objects
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
 from memlog.tracer.attribution.user_scopes import UserScope

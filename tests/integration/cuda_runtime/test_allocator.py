@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 torch: Any = pytest.importorskip("torch")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support import child, devices
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 torch: Any = pytest.importorskip("torch")
 

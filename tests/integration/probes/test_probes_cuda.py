@@ -9,7 +9,7 @@ import pytest
 from support import child
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.allocators import PinnedSizes, read_pinned
 

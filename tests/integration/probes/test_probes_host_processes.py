@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 
 pytestmark = [
     pytest.mark.integration,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.probes.machine import available_memory, machine_memory
 from memlog.probes.tree import ProcessTree, TreeReading, read_again
 

@@ -8,7 +8,7 @@ import pytest
 from support import child, device_figures, devices
 from support.launching import Recorded, recorded
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.events import DeviceUse, Phase, PinnedMemory, Sample
 from memlog.reports import summarize
 

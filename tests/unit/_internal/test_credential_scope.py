@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memlog._internal.credential_scope import (
+from memlog._internal.connections import (
     CredentialScope,
     is_other_file,
     is_same_place,

@@ -12,7 +12,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from support.misbehaving import ANSWERS, misbehaving_server
 
-from memlog._internal.response_limits import MAX_ANSWER, bound_answers, waiting_at_most
+from memlog._internal.connections import MAX_ANSWER, bound_answers, waiting_at_most
 
 TIMEOUT = 1.0
 """Seconds that a client waits for a byte."""

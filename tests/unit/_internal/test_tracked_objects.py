@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from memlog._internal.tracked_objects import tracked_objects
+from memlog._internal.inert_access import tracked_objects
 
 
 class Kept:

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from support.commands import memlog, output_of
 
-from memlog._internal.terminal import one_line
-from memlog._internal.units import format_duration
+from memlog._internal.terminal import format_duration, one_line
 from memlog._version import __version__
 from memlog.cli.main import COMMANDS, command_named
 from memlog.cli.output import number, print_json

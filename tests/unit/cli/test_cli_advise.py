@@ -12,7 +12,7 @@ from support.commands import memlog
 from support.journals import GIB, MIB, MadeRun, at, batch
 from support.training import CASES, traced
 
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import Event, OutOfMemory, StepInputs, TensorInput
 from memlog.journal import RunDirectory

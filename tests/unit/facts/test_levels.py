@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.facts.levels import HOST, LevelFold
 
 SEARCH = 13

@@ -5,7 +5,7 @@ import random
 import pytest
 from support.growth_series import GROWING_FAMILIES, HEALTHY_FAMILIES, levels
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.growth.evidence import Evidence, evidence
 
 FLOOR = 4 * MIB

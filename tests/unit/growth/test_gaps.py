@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.growth.series import Gaps, SeriesWatch, StepLevel
 
 SEARCH = 24

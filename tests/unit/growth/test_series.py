@@ -6,7 +6,7 @@ import zlib
 import pytest
 from support.growth_series import GROWING_FAMILIES, HEALTHY_FAMILIES, Family, levels
 
-from memlog._internal.units import MIB
+from memlog._internal.terminal import MIB
 from memlog.growth import MAX_LEVELS
 from memlog.growth.series import News, SeriesWatch
 

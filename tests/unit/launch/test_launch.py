@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memlog._internal import current_session, distributed
+from memlog._internal.current_session import VARIABLE, Launch, launch
 from memlog._internal.import_hook import ImportWatch
-from memlog._internal.launch_options import VARIABLE, Launch, launch
 from memlog.cli.main import cli
 from memlog.errors import LaunchError
 from memlog.launch.command import SITE, environment, execute

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memlog._internal.frame_locals import _uses_locals
-from memlog._internal.inert_access import container_base
+from memlog._internal.inert_access import _uses_locals, container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.time_budget import TimeBudget

@@ -22,7 +22,7 @@ from support.training import Case, squares, traced
 
 from memlog._internal.distributed import RankPosition
 from memlog._internal.npm_package import UPLOT
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.cli.main import cli
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import (

@@ -12,7 +12,7 @@ from support.flamegraphs import document, evented, sampled
 from support.models import GPT, text
 
 from memlog import MemoryTracer
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.trace import exporters
 
 

@@ -17,7 +17,7 @@ from support import speedscope
 from support.models import GPT, text
 
 from memlog import ConfigurationError, MemoryTracer
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.events import Trace
 from memlog.trace import exporters

@@ -11,7 +11,7 @@ from support.device_snapshots import MIB, block, segment, snapshot
 from support.models import GPT, text
 
 from memlog import MemoryTracer, SnapshotError
-from memlog._internal.units import format_bytes
+from memlog._internal.terminal import format_bytes
 from memlog.artifacts.snapshots import draw_snapshot
 from memlog.trace.exporters import trace_plot
 
