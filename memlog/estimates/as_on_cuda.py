@@ -38,7 +38,7 @@ from memlog.estimates.cuda_workspaces import computed_from_shapes
 from memlog.estimates.places import Places
 from memlog.estimates.renorm_on_cuda import renorm
 from memlog.estimates.rms_norm_on_cuda import rms_norm
-from memlog.tracer.engines.cpu import library_memory, live_storages, patches
+from memlog.tracer.engines.cpu import live_storages, patches, storage_events
 
 _FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
 
@@ -73,7 +73,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
             computed_from_shapes(gpu),
             convolution_layouts.of_cudnn(),
             live_storages.placed_by(places),
-            library_memory.counted(Cublas(gpu, places)),
+            storage_events.counted(Cublas(gpu, places)),
             patches.RANDOM_STATE_COPIES.without_listeners(),  # they lie on the host
         ):
             yield

@@ -13,7 +13,7 @@ from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryErro
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.engines.cpu.limitations import UNMEASURED_PREFIX
+from memlog.tracer.engines.cpu.operation_recorder import UNMEASURED_PREFIX
 
 _LATER_STEPS: Final = 5
 """Maximum number of replays of the later step. In real trainings, the reserved bytes did not grow after the

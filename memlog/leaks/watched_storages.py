@@ -27,9 +27,11 @@ from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
 from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
-from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
-from memlog.tracer.hooks.deferred_removal import remove_when_possible
-from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
+from memlog.tracer.hooks.function_patch import (
+    BACKWARD_PASSES,
+    COMPILE_WARNING_FILTER,
+    remove_when_possible,
+)
 from memlog.tracer.tensor_storages import is_wrapper
 from memlog.tracer.window import may_open
 

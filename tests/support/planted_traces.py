@@ -15,7 +15,7 @@ from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
 from memlog.trace.records import Exactness, RecordedTrace
 from memlog.trace.result import TraceFacts, build
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 from support.journals import MIB, at
 
 _PATHS = (encoding.OUTSIDE_PATH, "body.0", "body.1", "head")

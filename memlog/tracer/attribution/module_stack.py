@@ -19,8 +19,8 @@ from memlog.trace.encoding import (
     RECOMPUTE,
 )
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.autograd_sequence import GraphOwners
 from memlog.tracer.attribution.module_names import ModuleNames
+from memlog.tracer.attribution.owners import GraphOwners
 
 _MAX_THREADS = 256
 """Maximum number of threads in a window, because an event has one byte for the thread's number. Operations of

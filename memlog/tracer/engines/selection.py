@@ -14,13 +14,12 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError
 from memlog.trace.records import EngineChoice, EngineName, Exactness
 from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import Engine
+from memlog.tracer.engines import base
+from memlog.tracer.engines.base import Engine, SamplerEngine
 from memlog.tracer.engines.cpu import dispatch_mode
 from memlog.tracer.engines.cpu.engine import DispatchEngine
 from memlog.tracer.engines.cuda.allocator_history import AllocatorHistory
 from memlog.tracer.engines.cuda.engine import NativeEngine
-from memlog.tracer.engines.sampling import SamplerEngine
 from memlog.tracer.event_log import EventLog
 
 _COMPILED_ON_CPU = (
@@ -106,7 +105,7 @@ def choose(
         return ChosenEngine(best, "you chose it", "exact")
     if wanted == "auto" and refusal is None and best != "sampler":
         return ChosenEngine(best, f"the best for {device.type}", "exact")
-    readable = allocator_stats.reader(device) is not None
+    readable = base.reader(device) is not None
     why = "you chose it" if wanted == "sampler" else refusal or f"the only one for {device.type}"
     return ChosenEngine("sampler", why, "sampled" if readable else "none")
 

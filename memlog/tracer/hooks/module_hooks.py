@@ -1,4 +1,4 @@
-"""Global torch hooks that observe modules and optimizers.
+"""Hooks that observe modules, optimizers and the backward pass from layer to layer.
 
 memlog puts no hook on a module or parameter. Such a hook would be pickled with the model, and full backward
 hooks break models with in-place activations. Global hooks do not run in a compiled graph.
@@ -7,6 +7,10 @@ torch iterates over its table of optimizer hooks while it calls them. If the tab
 iteration, torch raises an error in the training loop. So code that opens and closes windows in optimizer
 hooks keeps its own `OptimizerSubscription` as long as windows may open. Opening a window then only adds a
 listener, and does not change torch's table.
+
+When the backward pass reaches a module, a hook runs on the graph node that made the module's output. When the
+backward pass leaves the module, a hook runs on the node that made the module's input. Autograd runs a GPU's
+backward pass, with the hooks, on autograd's own threads.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -29,9 +34,11 @@ from torch.optim.optimizer import (
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
+from memlog.tracer.attribution.owners import MAX_RANGES
 from memlog.tracer.attribution.user_scopes import LISTENERS, UserScope
+from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
 from memlog.tracer.hooks.shared_hook import SharedHook
-from memlog.tracer.hooks.warning_filter import COMPILE_WARNING_FILTER
+from memlog.tracer.tensor_storages import tensors_in
 
 
 class OptimizerListener(Protocol):
@@ -204,3 +211,43 @@ class _OptimizerHooks(SharedHook[OptimizerSubscription]):
 
 
 _optimizer_hooks = _OptimizerHooks()
+
+
+class BackwardMarks:
+    """Hooks on nodes of the autograd graph.
+
+    The hooks are freed with the graph, and do nothing after the window's end.
+
+    Args:
+        reached: Function to call with the layer that the backward pass reaches, on the thread of the backward
+            pass.
+    """
+
+    def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
+        self._reached: Callable[[int], None] | None = reached
+        self._diagnostics = diagnostics
+        self._marked: set[int] = set()
+
+    def close(self) -> None:
+        """Disable the hooks. Call this at the end of the window."""
+        self._reached = None
+
+    def mark(self, values: Any, layer: int) -> None:
+        """Mark tensors as made by ``layer``.
+
+        Skip tensors that are marked already: a module inside ``layer`` made them.
+        """
+        for tensor in tensors_in(values):
+            node = tensor.grad_fn
+            if node is None:
+                continue
+            number = torch_private.sequence_number(node)
+            if number is None or number in self._marked or len(self._marked) >= MAX_RANGES:
+                continue
+            self._marked.add(number)
+            node.register_prehook(partial(self._on_backward, layer))
+
+    def _on_backward(self, layer: int, _gradients: Any) -> None:
+        if self._reached is not None:
+            with self._diagnostics.contained("following the backward pass"):
+                self._reached(layer)

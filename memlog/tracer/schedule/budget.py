@@ -1,9 +1,13 @@
-"""Time budget of tracing: decides when the next step may be traced, and how long tracing it may take."""
+"""Time budget of tracing: when the next step may be traced, how long it may take, and what traces cost."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
+from collections.abc import Callable
+
+from memlog._internal.diagnostics import Diagnostics
 
 SPACING = 20
 """Minimum number of steps without tracing between two traces, from the third trace on. If the durations of
@@ -121,3 +125,163 @@ class Budget:
         """Return the seconds that all traces together may have cost by now."""
         elapsed = 0.0 if self._started is None else now - self._started
         return self._share * max(elapsed, *ALLOWANCES[self._traced :][:1], 0.0)
+
+
+class StepCosts:
+    """Durations of traced and untraced steps. They decide whether the next step may be traced.
+
+    Args:
+        share: Share of training time that tracing may cost, 0 to 1; 0: trace only on request.
+
+    Attributes:
+        steps: Number of steps so far.
+        budget: Time of training and of tracing since the first step or trace.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.steps = 0
+        self.budget = Budget(share)
+        self._share = share
+        self._step_began = 0.0
+        self._trace_began: float | None = None
+        self._traced_at = 0
+        self._own = self._once = 0.0
+        self._cut = False
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds that later traces have cost, and the seconds that the first two have cost."""
+        return self.budget.spent, self.budget.set_up
+
+    def step_ended(self, now: float) -> None:
+        self.steps += 1
+        self.budget.begin(now)
+
+    def plain_step(self, now: float) -> None:
+        """Record the duration of a step. Do nothing if a part of the step was traced."""
+        if self._trace_began is None and self._step_began:
+            self.budget.plain_step(now - self._step_began)
+
+    def step_begins(self) -> None:
+        self._step_began = time.perf_counter()
+
+    def window_opened(self, began: float, searching: float) -> None:
+        """Record the start of a traced step: the begin of the step if known, else ``began``.
+
+        Args:
+            began: Time at which memlog began to open the window.
+            searching: Seconds of the search for the model, which later windows do not repeat.
+        """
+        self._trace_began = self._step_began or began
+        self._traced_at = self.steps
+        self._own, self._once, self._cut = 0.0, searching, False
+        self.budget.begin(self._trace_began)
+
+    def window_closed(self, recording: float, closing: float, *, cut: bool) -> None:
+        """Record the cost of a trace.
+
+        Args:
+            recording: Seconds that memlog's own code took in the window and for opening it.
+            closing: Seconds that closing and analysing the window took.
+            cut: True if the window stopped recording because it reached its limit in seconds.
+        """
+        self._own, self._cut = recording + closing, cut
+
+    def window_failed(self, seconds: float, now: float) -> None:
+        """Record ``seconds``, the cost of a trace that failed."""
+        self.budget.begin(now)
+        self.budget.charge(seconds)
+
+    def forget_step(self) -> None:
+        """Ignore the duration of the current step. Call this when the trace of the step is abandoned."""
+        self._trace_began = None
+        self._step_began = 0.0
+
+    def settle(self) -> None:
+        """Record the time of the last trace, from the begin of its first step to now.
+
+        Call this after the trace. Do nothing if there was no trace, or if its time is recorded already.
+        """
+        began, self._trace_began = self._trace_began, None
+        if began is not None:
+            self.budget.traced_step(
+                time.perf_counter() - began,
+                self._own,
+                self.steps - self._traced_at,
+                once=self._once,
+                cut=self._cut,
+            )
+
+    def may_trace(self, now: float, *, outdated: Callable[[], bool]) -> bool:
+        """Return whether the next step may be traced.
+
+        ``outdated``: Function that returns whether the kept trace no longer describes what the run does.
+        """
+        if not self._share:
+            return False
+        return self.budget.allows_another(now) or (
+            self.budget.allows_another(now, outdated=True) and outdated()
+        )
+
+
+SKIPPED = "trace_skipped"
+"""Name under which skipped traces are counted."""
+_LONGEST = 32
+"""Maximum number of steps between two attempts to trace a step."""
+
+
+class RetryPolicy:
+    """Request to trace a step, and the number of steps to wait after a failed attempt.
+
+    Attributes:
+        awaits_compiler: True while tracing waits for ``torch.compile`` to finish.
+    """
+
+    def __init__(self) -> None:
+        self.awaits_compiler = False
+        self._wanted = False
+        self._disabled = False
+        self._failures = 0
+        self._pause = 0
+
+    def want(self) -> None:
+        """Request a trace of the next step."""
+        self._wanted = True
+        self._disabled = False
+        self._pause = 0
+
+    def done(self) -> None:
+        """Clear the request. Call this when a trace has started, or failed for good."""
+        self._wanted = self.awaits_compiler = False
+        self._failures = 0
+
+    def postpone(self) -> None:
+        """Let some steps pass before the next attempt. Each further failure doubles the number of steps."""
+        self._pause = min(2**self._failures, _LONGEST) - 1
+        self._failures += 1
+
+    def disable(self) -> None:
+        """Stop tracing steps until the next call of `want`."""
+        self.done()
+        self._disabled = True
+
+    def next_step(self, *, allowed: bool) -> bool:
+        """Return whether to try to trace the step that begins.
+
+        ``allowed``: True if the step may be traced without a request.
+        """
+        if self._disabled:
+            return False
+        if self._pause:
+            self._pause -= 1
+            return False
+        self._wanted = self._wanted or allowed
+        return self._wanted
+
+
+def count_skipped(diagnostics: Diagnostics, why: str, *, for_good: bool = False) -> None:
+    """Count a step that could not be traced. Log the reason the first time.
+
+    ``for_good``: True if tracing stops, so that no further step will be traced.
+    """
+    first = f"a step could not be traced ({why}); memlog counts how often that happens"
+    diagnostics.drop(SKIPPED, f"no step is traced from now on: {why}" if for_good else first)

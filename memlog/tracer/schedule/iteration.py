@@ -1,20 +1,24 @@
-"""Optimizers that take part in a training iteration. A window should cover a whole iteration.
+"""Training iteration that a window should cover: its optimizers, its models, the call at its beginning.
 
 The unit of time is a clock step: a step of the optimizer whose steps memlog counts (`memlog.autolog`). The
 interval of an optimizer is the number of clock steps from one of its steps to the next. For example, an
 optimizer that steps at every fifth clock step has interval 5. A window covers an iteration if two conditions
 hold: the window has as many clock steps as the longest interval, and every optimizer that takes part has
 stepped in the window.
+
+A call without gradients may belong to a training step, or to an evaluation between two steps. The call counts
+as part of a step if the last traced step began with a call of the same module.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
-from memlog.tracer.schedule.top_modules import trained_elsewhere
+from memlog._internal.diagnostics import Diagnostics
+from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
 
 LONGEST = 16
 """Maximum length of a window, in steps of the optimizer whose steps memlog counts. An optimizer that steps
@@ -205,3 +209,237 @@ class _OptimizerSteps:
 
 def _has_state(optimizer: Any) -> bool:
     return any(isinstance(kept, dict) and kept for kept in optimizer.state.values())
+
+
+def trained_elsewhere(thread: threading.Thread | None) -> bool:
+    """Return whether ``thread`` is another thread that may be training its models now.
+
+    The process crashes if one thread reads ``parameter.grad`` while another thread resets the gradient.
+    Return False for autograd's threads. Optimizer steps on these threads belong to the thread that calls
+    ``backward``.
+    """
+    if thread is None or thread is threading.current_thread():
+        return False
+    return thread.is_alive() and not isinstance(thread, threading._DummyThread)
+
+
+class RootModules:
+    """Root modules that a session remembers between traces, each with the thread that trains it.
+
+    All modules except ``model`` are held weakly.
+
+    Args:
+        model: First root module, if the user has named one; else ``None``.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self._model = model
+        self._thread: threading.Thread | None = None
+        self._others: list[tuple[weakref.ref[Any], threading.Thread | None]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
+
+    def named(self) -> Any:
+        """Return the model that the user has named; ``None`` if there is none or another thread trains it."""
+        return None if trained_elsewhere(self._thread) else self._model
+
+    def modules(self) -> list[Any]:
+        """Return the known root modules, except those that another thread trains.
+
+        Their order is always the same, because it decides the modules' names in a trace.
+        """
+        roots = [
+            self.named(),
+            *(root() for root, thread in self._others if not trained_elsewhere(thread)),
+        ]
+        return [module for module in roots if module is not None]
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that tell which root modules are trained. Some may never have stepped."""
+        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def remember(
+        self, roots: Sequence[Any], thread: threading.Thread | None, optimizers: Sequence[Any]
+    ) -> None:
+        """Replace the remembered root modules of ``thread`` by ``roots``, and remember ``optimizers``.
+
+        Leave out modules without parameters, and modules that are parts of other modules.
+        """
+        self._optimizers = [weakref.ref(one) for one in optimizers]
+        trained = [root for root in roots if next(root.parameters(), None) is not None]
+        parts = {id(part) for root in trained for part in root.modules() if part is not root}
+        if any(root is self._model for root in trained):
+            self._thread = thread
+        own_roots = {
+            id(root): root for root in trained if root is not self._model and id(root) not in parts
+        }
+        self._others = [
+            (root, other)
+            for root, other in self._others
+            if trained_elsewhere(other) and id(root()) not in own_roots
+        ] + [(weakref.ref(root), thread) for root in own_roots.values()]
+
+    def may_train(self, module: Any) -> bool:
+        """Return whether a call of ``module`` may begin a training step.
+
+        Return False if nothing can be trained, for example in a transform of the data. A module in evaluation
+        mode may begin a step, because models with frozen statistics are trained in this mode.
+        """
+        import torch  # noqa: PLC0415 - loaded already: a module is called
+
+        if not torch.is_grad_enabled():
+            return False
+        return any(
+            parameter.requires_grad
+            for root in (self.modules() or [module])
+            for parameter in root.parameters()
+        )
+
+
+class FrozenStart:
+    """Frozen module: a module that a step calls first, without gradients. The module is held weakly.
+
+    Attributes:
+        missed: True if the step called the frozen module before the window opened. The trace lacks this call.
+    """
+
+    def __init__(self) -> None:
+        self.missed = False
+        self._last_start: weakref.ref[Any] | None = None
+        self._thread: int | None = None
+        self._first_called: dict[int, weakref.ref[Any]] = {}
+        self._matches = False
+
+    def reset(self) -> None:
+        """Forget the calls so far. Call this before the next step begins."""
+        self._first_called = {}
+        self._matches = False
+
+    def is_step_start(self, module: Any) -> bool:
+        """Return whether a window should open at this call of ``module``, a module that is not trained.
+
+        Return True if the last traced step ran on this thread, and began with a call of ``module``. Other
+        threads may call modules to prepare data.
+        """
+        thread = threading.get_ident()
+        if thread in self._first_called:
+            return False
+        self._first_called[thread] = weakref.ref(module)
+        if thread != self._thread:
+            return False
+        usual = self._last_start() if self._last_start is not None else None
+        self._matches = usual is module
+        return self._matches
+
+    def window_opened(self) -> None:
+        """Remember which module this thread called first in the step, and set `missed`.
+
+        Call this when a window opens.
+        """
+        self._thread = threading.get_ident()
+        self._last_start = self._first_called.get(self._thread)
+        self.missed = self._last_start is not None and not self._matches
+        self.reset()
+
+    def forget(self) -> None:
+        """Forget the module with which the last traced step began.
+
+        Call this when a window is abandoned. The calls before that window were not part of a training step.
+        """
+        self._last_start = None
+
+
+_STEADY = 3
+"""Number of steps after which ``torch.compile`` has compiled the model. A hook that is installed earlier
+causes a second compilation."""
+
+
+class CallWaiter:
+    """Global hook for module calls outside compiled code. The hook causes no compilation.
+
+    ``called`` gets the module and the inputs of each module call. Errors that it raises are counted, and not
+    passed on.
+    """
+
+    def __init__(self, called: Callable[[Any, Any], None], diagnostics: Diagnostics) -> None:
+        self._called = called
+        self._diagnostics = diagnostics
+        self._lock = threading.RLock()  # reentrant: a signal handler may run on the holder's thread
+        self._handle: Any = None
+        self._paused = False
+        self._compilations: Callable[[], int] = int
+        self._compiled = 0
+
+    @property
+    def waiting(self) -> bool:
+        """True if module calls are reported."""
+        return self._handle is not None and not self._paused
+
+    def start(self) -> None:
+        """Install the hook. A second call does nothing."""
+        with self._lock:
+            if self._handle is None:
+                self._install()
+
+    def stop(self) -> None:
+        """Remove the hook. A second call does nothing."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                handle.remove()
+                COMPILE_WARNING_FILTER.remove(self)
+
+    def stop_or_pause(self) -> None:
+        """Remove the hook. If code was compiled since `start`, only pause the reports of module calls.
+
+        Removing the hook would compile that code again.
+        """
+        if self._handle is not None and self._compilations() != self._compiled:
+            self._paused = True
+        else:
+            self.stop()
+
+    def _install(self) -> None:
+        import torch  # noqa: PLC0415 - loaded already
+
+        from memlog.tracer import torch_private  # noqa: PLC0415 - torch is loaded already
+
+        compiling = torch.compiler.is_compiling
+
+        def hook(module: Any, inputs: Any) -> None:
+            if compiling() or self._paused:
+                return
+            try:
+                self._called(module, inputs)
+            except Exception as error:  # noqa: BLE001 - training goes on
+                self._diagnostics.fault("noticing a module that is called", error)
+
+        torch_private.skip_compiling(hook)
+        self._paused, self._compilations = False, torch_private.compilations
+        self._compiled = torch_private.compilations()
+        COMPILE_WARNING_FILTER.add(self)
+        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
+
+
+def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "never"]:
+    """Return when a hook for module calls can be installed without causing a compilation.
+
+    - "now": ``torch.compile`` is not in use, or has compiled its code.
+    - "later": ``torch.compile`` has yet to compile its code.
+    - "never": Tracing would compile code again, or make it run uncompiled. This is so with older torch, if
+      the compiled model is on the CPU, or if code outside the model is compiled.
+
+    ``steps``: Number of the session's steps so far.
+    """
+    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
+
+    if not compiler_in_use():
+        return "now"
+    from memlog.tracer.engines.cpu.dispatch_mode import leaves_code_compiled  # noqa: PLC0415 - loads parts of torch
+    from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - likewise
+
+    modules = roots.modules()
+    if not leaves_code_compiled() and (
+        not are_compiled(modules) or device_of(modules, None).type == "cpu"
+    ):
+        return "never"
+    return "later" if steps < _STEADY else "now"

@@ -6,7 +6,7 @@ step is always traced, because a job that does not fit into memory fails there. 
 if that is cheap, because the optimizer has its state when that step starts. Later steps are traced as often
 as the budget allows. A trace that takes longer than the budget allows is cut: it covers the first part of the
 step (`memlog.tracer.schedule.budget`). If a step's peak was well above the peaks of the traced steps, the
-next trace comes sooner (`memlog.tracer.schedule.larger_steps`).
+next trace comes sooner (`memlog.tracer.schedule.kept_trace`).
 
 A window opens in one hook and closes in another. A window opens only if `memlog.tracer.window.may_open` is
 true. The tracer counts the traces that it skips. The tracer abandons a window if the step does not end within
@@ -24,16 +24,24 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
-from memlog.tracer.schedule.call_waiter import CallWaiter, when_to_wait
-from memlog.tracer.schedule.frozen_modules import FrozenStart
-from memlog.tracer.schedule.iteration import OptimizerSchedule, TracedIteration
-from memlog.tracer.schedule.kept_trace import CUT, FROZEN_START_MISSED, KeptTrace, StepTrace
-from memlog.tracer.schedule.larger_steps import LargerSteps
+from memlog.tracer.schedule.budget import SKIPPED, RetryPolicy, StepCosts, count_skipped
+from memlog.tracer.schedule.iteration import (
+    CallWaiter,
+    FrozenStart,
+    OptimizerSchedule,
+    RootModules,
+    TracedIteration,
+    when_to_wait,
+)
+from memlog.tracer.schedule.kept_trace import (
+    CUT,
+    FROZEN_START_MISSED,
+    KeptTrace,
+    LargerSteps,
+    StepTrace,
+    trace_event,
+)
 from memlog.tracer.schedule.open_window import ATTEMPT_FAILED, LIMITS, OpenWindow, WindowSlot
-from memlog.tracer.schedule.retry import SKIPPED, RetryPolicy, count_skipped
-from memlog.tracer.schedule.step_costs import StepCosts
-from memlog.tracer.schedule.top_modules import RootModules
-from memlog.tracer.schedule.trace_event import trace_event
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
@@ -163,7 +171,7 @@ class StepScheduler:
             self._kept_trace.finish(outdated=self._is_outdated())
         if self._subscription is not None:
             self._subscription.remove()
-        deferred_removal = sys.modules.get("memlog.tracer.hooks.deferred_removal")
+        deferred_removal = sys.modules.get("memlog.tracer.hooks.function_patch")
         if deferred_removal is not None:
             deferred_removal.remove_waiting()
 
@@ -356,7 +364,7 @@ class StepScheduler:
 
 
 def _remove(window: TraceWindow) -> None:
-    from memlog.tracer.hooks.deferred_removal import remove_when_possible  # noqa: PLC0415 - torch is loaded already
+    from memlog.tracer.hooks.function_patch import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
     remove_when_possible(window)
 
@@ -366,6 +374,6 @@ def _load_tracer() -> None:
 
     In a program without torch it is not imported, because it loads parts of torch.
     """
-    import memlog.tracer.hooks.deferred_removal  # noqa: PLC0415
+    import memlog.tracer.hooks.function_patch  # noqa: PLC0415
     import memlog.tracer.hooks.module_hooks  # noqa: PLC0415
     import memlog.tracer.window  # noqa: F401, PLC0415

@@ -21,7 +21,7 @@ from memlog.reports.oom_diagnosis import Witness
 from memlog.reports.postmortem import report
 from memlog.trace.predict import advise
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 

@@ -19,7 +19,7 @@ from memlog.events import Trace
 from memlog.journal import RunDirectory
 from memlog.reports.worst_step import read_worst_step
 from memlog.trace.predict import advise, steady_peak_of
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 MUTANTS = 3000
 SHOWN = 60

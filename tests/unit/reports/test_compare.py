@@ -18,7 +18,7 @@ from memlog.events import Batch, Device, End, Evaluation, Run, Trace, TracedLaye
 from memlog.journal import RunDirectory
 from memlog.reports import compare as comparing
 from memlog.reports.compare import compare, run_figures
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 
 @pytest.fixture(autouse=True)

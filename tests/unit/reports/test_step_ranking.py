@@ -25,7 +25,7 @@ from memlog.reports.worst_step import (
 )
 from memlog.trace.predict import advise
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 
 @cache

@@ -21,7 +21,7 @@ from memlog._internal.terminal import format_bytes
 from memlog.artifacts.snapshots import read_snapshot
 from memlog.events import Trace
 from memlog.trace import exporters
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 
 def traced(steps: int = 1, **arguments: Any) -> MemoryTracer:

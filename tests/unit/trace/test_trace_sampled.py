@@ -9,7 +9,7 @@ from memlog.trace.encoding import ENTER, EXIT, FORWARD, READING, pack
 from memlog.trace.records import TraceResult
 from memlog.trace.result import TraceFacts, build
 from memlog.trace.summary import summary_text
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 
 @pytest.fixture

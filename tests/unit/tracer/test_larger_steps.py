@@ -1,7 +1,7 @@
 """Steps that make the kept trace outdated because they need far more memory."""
 
 from memlog.events import Batch, DeviceReading, PeakSource
-from memlog.tracer.schedule.larger_steps import LargerSteps
+from memlog.tracer.schedule.kept_trace import LargerSteps
 
 MIB = 1024**2
 

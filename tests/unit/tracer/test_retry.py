@@ -1,6 +1,6 @@
 """Choice of the steps in which memlog tries to trace."""
 
-from memlog.tracer.schedule.retry import RetryPolicy
+from memlog.tracer.schedule.budget import RetryPolicy
 
 
 def attempts(retry: RetryPolicy, steps: int) -> list[int]:

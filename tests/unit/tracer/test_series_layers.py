@@ -11,7 +11,7 @@ from support.models import GPT, text
 from memlog import MemoryTracer
 from memlog.events import Trace
 from memlog.trace.records import LayerFigures, TraceResult
-from memlog.tracer.schedule.trace_event import MAX_SERIES, TOP, trace_event
+from memlog.tracer.schedule.kept_trace import MAX_SERIES, TOP, trace_event
 
 
 @pytest.fixture(scope="module")

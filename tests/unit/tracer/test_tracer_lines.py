@@ -16,7 +16,7 @@ from memlog import MemoryTracer
 from memlog.trace.exporters.speedscope import flame_graph
 from memlog.trace.records import RecordedTrace, Share
 from memlog.trace.summary import summary_text
-from memlog.tracer.schedule.trace_event import TOP_LINES, trace_event
+from memlog.tracer.schedule.kept_trace import TOP_LINES, trace_event
 from memlog.tracer.window import TraceWindow
 
 WORDS = 2000

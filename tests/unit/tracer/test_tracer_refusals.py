@@ -16,7 +16,7 @@ from torch import nn
 
 from memlog import ConfigurationError, MemoryTracer
 from memlog.events import Trace
-from memlog.tracer.schedule.trace_event import trace_event
+from memlog.tracer.schedule.kept_trace import trace_event
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
 BATCH = torch.ones(4, 64)
@@ -122,7 +122,7 @@ def test_what_is_no_module_is_one_clear_error(model: Any) -> None:
 
 
 def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer.engines.cpu import model_tensors
+    from memlog.tracer.engines.cpu import live_storages
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
@@ -130,7 +130,7 @@ def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.Mo
     tracer, model = MemoryTracer(), mlp()
     with tracer.trace(model):
         model(BATCH)
-    monkeypatch.setattr(model_tensors.ModelTensors, "add_new_roots", fail)
+    monkeypatch.setattr(live_storages.ModelTensors, "add_new_roots", fail)
     with tracer.trace(model):
         model(BATCH)
     assert tracer.health.faults["beginning a trace: RuntimeError"] == 1

@@ -17,19 +17,21 @@ from memlog.trace.records import Exactness
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
-from memlog.tracer.engines import allocator_stats
+from memlog.tracer.engines import base
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cpu import library_memory, limitations, op_workspace
-from memlog.tracer.engines.cpu.compiled_code import CompiledCode
+from memlog.tracer.engines.cpu import op_workspace, operation_recorder, storage_events
 from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode, UncompiledMode
-from memlog.tracer.engines.cpu.live_storages import MOST_LIVE, SMALL_STORAGE, LiveStorages
-from memlog.tracer.engines.cpu.model_tensors import ModelTensors
-from memlog.tracer.engines.cpu.operation_recorder import OperationRecorder
-from memlog.tracer.engines.cpu.patch_listeners import PatchListeners
-from memlog.tracer.engines.cpu.untraced_derivatives import UntracedDerivatives
+from memlog.tracer.engines.cpu.live_storages import (
+    MOST_LIVE,
+    SMALL_STORAGE,
+    LiveStorages,
+    ModelTensors,
+)
+from memlog.tracer.engines.cpu.operation_recorder import CompiledCode, OperationRecorder
+from memlog.tracer.engines.cpu.patches import PatchListeners, UntracedDerivatives
 from memlog.tracer.engines.wrappers import WrapperMemory
 from memlog.tracer.event_log import EventLog
-from memlog.tracer.hooks.backward_passes import BACKWARD_PASSES
+from memlog.tracer.hooks.function_patch import BACKWARD_PASSES
 from memlog.tracer.hooks.module_hooks import Hooks
 from memlog.tracer.tensor_storages import tensors_in
 
@@ -86,7 +88,7 @@ class DispatchEngine:
             self._model_tensors.add_optimizer(optimizer)
         for fake in torch_private.live_fakes():
             self._live_storages.track_existing(fake)
-        for workspace in library_memory.kept():
+        for workspace in storage_events.kept():
             self._live_storages.classify(workspace, OUTSIDE, WORKSPACE)
         op_workspace.update_precisions()
         self._hooks.install()
@@ -128,7 +130,7 @@ class DispatchEngine:
         self._log.fold()
         accountant = self._log.accountant
         peak = accountant.before_bytes + accountant.peak_bytes
-        altered = limitations.altered_derivatives(self._operations.altered, peak)
+        altered = operation_recorder.altered_derivatives(self._operations.altered, peak)
         missed = self._missed(peak)
         incomplete = missed or self._live_storages.omitted
         paths = self._names.final_paths() if self._compiled.calls else ()
@@ -139,13 +141,13 @@ class DispatchEngine:
         )
         return EngineReport(
             unseen=(
-                *limitations.ALWAYS,
-                *((limitations.TRANSFORMED,) if self._transformed else ()),
-                *((limitations.compiled(regions),) if regions else ()),
+                *operation_recorder.ALWAYS,
+                *((operation_recorder.TRANSFORMED,) if self._transformed else ()),
+                *((operation_recorder.compiled(regions),) if regions else ()),
                 *missed,
                 *((altered,) if altered else ()),
             ),
-            fragmentation_reason=allocator_stats.NOTHING_RESERVED,
+            fragmentation_reason=base.NOTHING_RESERVED,
             dropped={reason: count for reason, count in dropped.items() if count},
             lines=tuple(self._operations.lines),
             exactness=exactness,
@@ -155,21 +157,21 @@ class DispatchEngine:
         """Return the reasons why peaks are lower bounds, in whole sentences."""
         live_storages = self._live_storages
         found = {
-            limitations.SPARSE: live_storages.sparse,
-            limitations.COMPLEX: live_storages.complex,
-            limitations.NESTED: live_storages.nested,
-            limitations.LATE_GRADIENTS: self._model_tensors.late_gradients,
-            limitations.THREADS: self._parts_called_elsewhere(),
-            limitations.FAILED: self._mode.failures,
-            limitations.PRECISION: self._precision_changed,
-            limitations.COMPILED: self._compiled.unknown or self._compiled.may_have_run,
+            operation_recorder.SPARSE: live_storages.sparse,
+            operation_recorder.COMPLEX: live_storages.complex,
+            operation_recorder.NESTED: live_storages.nested,
+            operation_recorder.LATE_GRADIENTS: self._model_tensors.late_gradients,
+            operation_recorder.THREADS: self._parts_called_elsewhere(),
+            operation_recorder.FAILED: self._mode.failures,
+            operation_recorder.PRECISION: self._precision_changed,
+            operation_recorder.COMPILED: self._compiled.unknown or self._compiled.may_have_run,
         }
         missed = [sentence for sentence, applies in found.items() if applies]
         if compilers := torch_private.unknown_compilers():
-            missed.append(limitations.unknown_compilers(compilers))
+            missed.append(operation_recorder.unknown_compilers(compilers))
         if unmeasured := self._operations.unmeasured:
-            missed.append(limitations.unmeasured(unmeasured))
-        if untraced := limitations.untraced_derivatives(self._derivatives.returned, peak):
+            missed.append(operation_recorder.unmeasured(unmeasured))
+        if untraced := operation_recorder.untraced_derivatives(self._derivatives.returned, peak):
             missed.append(untraced)
         return tuple(missed)
 

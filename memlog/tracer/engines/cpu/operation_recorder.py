@@ -1,25 +1,33 @@
-"""Recording of the operations that the dispatch mode sees."""
+"""Recording of the operations that the dispatch mode sees, of compiled graphs, and of what can't be seen.
+
+A derivative is the function that autograd runs for one operation in the backward pass.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
 from memlog.trace.storage_uses import UNKNOWN_TYPE
+from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
-from memlog.tracer.engines.cpu import dispatch_mode, library_memory, op_workspace
+from memlog.tracer.engines.cpu import dispatch_mode, op_workspace, patches, storage_events
 from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
 from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
-from memlog.tracer.engines.cpu.live_storages import LiveStorages
-from memlog.tracer.engines.cpu.model_tensors import ModelTensors
+from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
+from memlog.tracer.engines.cpu.live_storages import LiveStorages, ModelTensors
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.engines.cpu.storage_events import AllocationOwner
 from memlog.tracer.event_log import EventLog
+from memlog.tracer.hooks.function_patch import AroundPatch
 from memlog.tracer.tensor_storages import changed, storages_in, tensors_in
 
 _COLLECTIVES: Final = "c10d"
@@ -120,7 +128,7 @@ class OperationRecorder:
 
     def _add_kept(self, func: Any, owner: AllocationOwner) -> None:
         """Track the memory that a library takes at the operation and keeps."""
-        for tensor in library_memory.taken_by(func):
+        for tensor in storage_events.taken_by(func):
             self._live_storages.classify(tensor, OUTSIDE, WORKSPACE, owner.phase)
 
     def _count_unmeasured(self, func: Any, kind: int, inside: Workspace | None) -> None:
@@ -164,3 +172,195 @@ def _around_results(inside: Workspace | None) -> list[tuple[int, ...]]:
             parts.append(inside.blocks[begin:at])
             begin = at + 1
     return [*parts, inside.blocks[begin:]]
+
+
+@dataclass(eq=False)
+class CompiledCode:
+    """Recording of compiled graphs while a window is open.
+
+    Attributes:
+        calls: Number of calls of compiled graphs, by the layer that they belong to.
+        unknown: Number of calls with allocations that are not known.
+    """
+
+    _live_storages: LiveStorages
+    _module_stack: ModuleStack
+    _mode: ObservingMode
+    _owner: Callable[[ThreadState], AllocationOwner]
+    _diagnostics: Diagnostics
+    _patches: Sequence[AroundPatch] = field(default=(), init=False)
+    calls: Counter[int] = field(default_factory=Counter, init=False)
+    unknown: int = field(default=0, init=False)
+    _compilations: int = field(default=0, init=False)
+    _running: bool = field(default=False, init=False)
+    _seen: bool = field(default=False, init=False)
+
+    def begin(self) -> None:
+        # On fake tensors, no compiled code runs unseen: an estimate makes each buffer by an operation.
+        self._seen = torch_private.fakes_active()
+        if self._seen:
+            return
+        self._patches = patches.compiled_code()
+        self._compilations = torch_private.compilations()
+        for patch in self._patches:
+            patch.add(self._call)
+
+    def end(self) -> None:
+        for patch in self._patches:
+            patch.remove(self._call)
+
+    @property
+    def may_have_run(self) -> bool:
+        """True if compiled code may have run unseen, because code was compiled or loaded in the window."""
+        if self._seen:
+            return False
+        return torch_private.compilations() != self._compilations or len(
+            patches.compiled_code()
+        ) > len(self._patches)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        thread_state = self._module_stack.thread_state(join=True)
+        # Compiled code that compiled code calls is a part of it.
+        if thread_state is None or self._running:
+            return function(*args, **kwargs)
+        with self._diagnostics.contained("looking at the inputs of compiled code"):
+            self._track_inputs(args)
+        out, sizes, returned = None, None, False
+        self._running = True
+        try:
+            with (
+                self._mode.paused(),
+                self._live_storages.events.held(torch_private.mark_profile) as frees,
+                torch_private.without_log_warnings(),
+            ):
+                out, sizes = op_workspace.allocations(function, args, kwargs)
+            returned = True
+        finally:
+            self._running = False
+            with self._diagnostics.contained("recording compiled code"):
+                owner = self._owner(thread_state)
+                self.calls[owner.layer] += 1
+                known = self._live_storages.add_compiled(sizes, tensors_in(out), frees, owner)
+                self.unknown += not (known and returned)
+        return out
+
+    def _track_inputs(self, args: Any) -> None:
+        # No frame that is left while the code runs may hold an input: the code frees most of them.
+        for tensor in tensors_in(args):
+            self._live_storages.track_existing(tensor)
+
+
+_MOST_NAMES: Final = 8
+"""Maximum number of names in a sentence. Further names are left out."""
+_NEGLIGIBLE: Final = 0.001
+"""If derivatives with a limitation take at most this fraction of the peak, no sentence names them."""
+
+ALWAYS: Final = (
+    "Memory that an operation allocates and frees inside itself is measured once for each shape; views, "
+    "pointwise operations, copies and fills are assumed to need none.",
+    "Copies of a random number generator's state (5 kB each) are seen if torch.get_rng_state makes them, as "
+    "checkpointing does, but not if Generator.get_state does.",
+    "Memory that is not torch's (numpy, shared memory of a data loader's workers, the interpreter, the "
+    "allocator's own fragments) is not seen, unless a parameter or buffer lies on it.",
+    "Tensors made before the trace are known only if they belong to the model or an optimizer, or are "
+    "arguments of the model.",
+    "Tensors made on other threads than the one that began the trace are not seen.",
+)
+SPARSE: Final = (
+    "Pointwise operations on sparse tensors allocate more inside themselves than is measured, so peaks are "
+    "lower bounds."
+)
+COMPLEX: Final = (
+    "Operations on complex tensors with a lazy conjugation (torch.conj) first copy them. These copies are "
+    "not seen, so peaks are lower bounds."
+)
+NESTED: Final = (
+    "Memory in which nested tensors store their shapes is not seen, so peaks are lower bounds."
+)
+COMPILED: Final = (
+    "Compiled code ran (torch.compile) whose allocations are not all known. They are seen only when torch "
+    "operations use them later, so peaks and live bytes at the end are lower bounds."
+)
+LATE_GRADIENTS: Final = (
+    "Some gradients were not made on this thread (perhaps in a backward pass on another one). They count "
+    "from when they were first seen, and what was allocated while they were made is unknown."
+)
+THREADS: Final = (
+    "Modules of the model were called on other threads than the one that began the trace. What they allocate "
+    "is not seen, so peaks are lower bounds."
+)
+PRECISION: Final = (
+    "The precision of matrix products changed during the trace. It decides what operations allocate inside "
+    "themselves, so peaks are lower bounds."
+)
+UNMEASURED_PREFIX: Final = (
+    "The bytes that these operations allocate and free inside themselves are unknown, so peaks are lower "
+    "bounds: "
+)
+"""Beginning of the sentence of `unmeasured`."""
+FAILED: Final = (
+    "Operations were not recorded because of an error in memlog, so peaks are lower bounds."
+)
+TRANSFORMED: Final = (
+    "Inside a transformation of torch.func (grad, vmap, jvp) all bytes are seen, but its backward pass "
+    "counts for the forward pass of the surrounding layer."
+)
+
+
+def compiled(paths: Sequence[str]) -> str:
+    """Return the sentence about compiled graphs that were measured. ``paths``: Layers that ran them."""
+    names = ", ".join(paths[:_MOST_NAMES]) + (" and more" if len(paths) > _MOST_NAMES else "")
+    return (
+        "Compiled code ran (torch.compile). The allocator's events have its bytes, and they count for the "
+        f"layer that ran it: {names}. Layers inside it, and its line of the program, are unknown."
+    )
+
+
+def unknown_compilers(names: Sequence[str]) -> str:
+    """Return the sentence about compilers whose code the engine can't observe."""
+    return (
+        "Code of these compilers may have run, and what it allocates is unknown, so peaks and live bytes at "
+        f"the end are lower bounds: {', '.join(names[:_MOST_NAMES])}."
+    )
+
+
+def altered_derivatives(allocated: Counter[str], peak: int) -> str | None:
+    """Return the sentence about derivatives that torch computes in another way during tracing.
+
+    ``allocated``: Bytes of each derivative. If the sum is at most a thousandth of ``peak``, return ``None``.
+    """
+    names = _names(allocated, peak)
+    return names and (
+        "During tracing, torch computes these derivatives in another way, so the peak of an untraced "
+        f"step may be lower or higher: {names}."
+    )
+
+
+def untraced_derivatives(returned: Counter[str], peak: int) -> str | None:
+    """Return the sentence about derivatives that ran without the dispatch mode.
+
+    ``returned``: Bytes of each derivative's results. If the sum is at most a thousandth of ``peak``, return
+    ``None``.
+    """
+    names = _names(returned, peak)
+    return names and (
+        "Memory that these derivatives allocate and free inside themselves is not seen, because torch would "
+        f"compute them in another way if memlog traced inside them: {names}."
+    )
+
+
+def _names(size_of: Counter[str], peak: int) -> str | None:
+    """Return the derivatives' names, the largest first; ``None`` if their bytes are negligible."""
+    if size_of.total() <= _NEGLIGIBLE * peak:
+        return None
+    return ", ".join(name for name, _ in size_of.most_common())
+
+
+def unmeasured(counts: Counter[str]) -> str:
+    """Return the sentence about operations whose workspace could not be measured, the most frequent first.
+
+    ``counts``: Number of calls of each operation.
+    """
+    names = ", ".join(name for name, _ in counts.most_common(_MOST_NAMES))
+    more = len(counts) - _MOST_NAMES
+    return UNMEASURED_PREFIX + names + (f" and {more} more." if more > 0 else ".")

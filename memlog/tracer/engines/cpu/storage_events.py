@@ -1,12 +1,17 @@
-"""Writer of storage events to a trace's log."""
+"""Writer of storage events to a trace's log, also of memory that a library takes and keeps.
+
+Only estimates have it: on the CPU, libraries do not take such memory from torch's allocator.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from memlog.trace.encoding import ALLOC, CLASSIFY, FREE, LINE, TEMPORARY, UNDECIDED, pack
 from memlog.trace.storage_uses import MOST_CASTS, UNKNOWN_TYPE, packed
@@ -230,3 +235,37 @@ class StorageEvents:
                     frees.append((tracked.size, event))
 
         return storage_freed
+
+
+class Libraries(Protocol):
+    """Libraries that keep memory."""
+
+    @property
+    def kept(self) -> Sequence[Tensor]:
+        """Memory that the libraries have taken so far."""
+
+    def take(self, func: Any) -> Sequence[Tensor]:
+        """Return the memory that a library takes at a call of the operation ``func``."""
+
+
+_libraries: Libraries | None = None
+
+
+@contextmanager
+def counted(libraries: Libraries) -> Iterator[None]:
+    """Inside the block, traces count the memory of ``libraries``."""
+    global _libraries  # noqa: PLW0603 - the engine takes no argument for it
+    _libraries = libraries
+    try:
+        yield
+    finally:
+        _libraries = None
+
+
+def kept() -> Sequence[Tensor]:
+    return () if _libraries is None else _libraries.kept
+
+
+def taken_by(func: Any) -> Sequence[Tensor]:
+    """Return the memory that a library takes at a call of the operation ``func``."""
+    return () if _libraries is None else _libraries.take(func)

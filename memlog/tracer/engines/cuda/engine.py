@@ -27,12 +27,11 @@ from memlog.trace.encoding import (
 from memlog.trace.unsplit_blocks import unsplit_bytes
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
-from memlog.tracer.attribution.parameter_owners import ParameterOwners
-from memlog.tracer.engines import allocator_stats
-from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cuda import blas_workspaces
+from memlog.tracer.attribution.owners import ParameterOwners
+from memlog.tracer.engines import base
+from memlog.tracer.engines.base import EngineReport, HookEngine
+from memlog.tracer.engines.cuda import allocator_history
 from memlog.tracer.engines.cuda.allocator_history import MAX_ENTRIES, AllocatorHistory
-from memlog.tracer.engines.hook_engine import HookEngine
 from memlog.tracer.engines.wrappers import WrapperMemory, bucket_sizes
 from memlog.tracer.event_log import EventLog
 from memlog.tracer.tensor_storages import (
@@ -71,7 +70,7 @@ class NativeEngine(HookEngine):
         self._history = history
         self._device = history.device
         self._owners = ParameterOwners(names)
-        self._read = allocator_stats.reader(self._device)
+        self._read = base.reader(self._device)
         self._read_always = readings
         self._marks: list[HookMark] = []
         self._first_number = AllocatorHistory.next_number
@@ -223,8 +222,8 @@ class NativeEngine(HookEngine):
     def _find_workspaces(self) -> set[int]:
         """Return the addresses of cuBLAS's workspaces. Record them as existing, if they are older."""
         try:
-            found = blas_workspaces.addresses(self._device)
-        except blas_workspaces.UnknownWorkspacesError:
+            found = allocator_history.addresses(self._device)
+        except allocator_history.UnknownWorkspacesError:
             self._workspaces_unknown = True
             return set()
         self._existing += [ExistingStorage(address, 0, OUTSIDE, WORKSPACE) for address in found]
@@ -280,7 +279,7 @@ class NativeEngine(HookEngine):
         ]
 
     def _make_report(self, snapshot: Any, entries: int) -> EngineReport:
-        found, reason = allocator_stats.fragmentation(self._device, snapshot)
+        found, reason = base.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if entries >= MAX_ENTRIES:
             dropped["history ring was full: the window's first events are missing"] = 1
