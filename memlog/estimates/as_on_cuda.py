@@ -1,5 +1,12 @@
 """Imitation of operations on a CUDA device, for fake tensors that lie on the CPU.
 
+The kernels are ``_thnn_fused_gru_cell`` and ``_thnn_fused_lstm_cell`` (torch 2.13). They keep the gates for
+the backward pass, as torch's derivatives of them do.
+
+torch makes fake results as its kernels for the CPU do, because fake tensors lie there. Sources, in torch's
+``aten/src/ATen/native``: ``cuda/EmbeddingBag.cu``, ``cuda/layer_norm_kernel.cu``,
+``cuda/Activation.cpp`` and ``transformers/cuda/attention.cu``.
+
 A build of torch without CUDA can't record a backward pass of tensors on a CUDA device, not even of fake ones.
 So an estimate runs on the CPU. Some operations keep different tensors on the two devices. memlog makes these
 operations behave as on a CUDA device:
@@ -10,16 +17,16 @@ operations behave as on a CUDA device:
 * group normalisation keeps a contiguous copy of its input;
 * batch normalisation by cuDNN keeps a contiguous copy of its input;
 * convolutions return tensors in the layouts of cuDNN (`memlog.estimates.convolution_layouts`);
-* cuBLAS keeps its workspaces (`memlog.estimates.cublas`);
+* cuBLAS keeps its workspaces (`memlog.estimates.device_memory`);
 * optimizers update all parameters at once (``foreach``), which takes a temporary copy of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -29,16 +36,240 @@ from torch.optim import optimizer as torch_optimizer
 
 from memlog.estimates import autocast_on_cuda, convolution_layouts
 from memlog.estimates.attention_on_cuda import attention_on
-from memlog.estimates.cells_on_cuda import gru_cell, lstm_cell
+from memlog.estimates.convolution_layouts import suggested
 from memlog.estimates.ctc_of_lists import ctc_loss
-from memlog.estimates.cublas import Cublas
-from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.call import Gpu
 from memlog.estimates.cuda_kernels.layers import by_cudnn
 from memlog.estimates.cuda_workspaces import computed_from_shapes
+from memlog.estimates.device_memory import Cublas
 from memlog.estimates.places import Places
-from memlog.estimates.renorm_on_cuda import renorm
-from memlog.estimates.rms_norm_on_cuda import rms_norm
 from memlog.tracer.engines.cpu import live_storages, patches, storage_events
+
+_KEPT_BY_GRU: Final = 5
+"""Values that the GRU's kernel keeps for each value of the state."""
+
+
+def gru_cell(
+    values: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    state_weight: Tensor,
+    bias: Tensor | None = None,
+    state_bias: Tensor | None = None,
+) -> Tensor:
+    gates, state_gates = values @ weight.t(), state @ state_weight.t()
+    out: Tensor = _Gru.apply(gates, state_gates, state, bias, state_bias)
+    return out
+
+
+def lstm_cell(
+    values: Tensor,
+    state: Sequence[Tensor],
+    weight: Tensor,
+    state_weight: Tensor,
+    bias: Tensor | None = None,
+    state_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    gates, state_gates = values @ weight.t(), state[0] @ state_weight.t()
+    out: tuple[Tensor, Tensor] = _Lstm.apply(gates, state_gates, state[1], bias, state_bias)
+    return out
+
+
+class _Gru(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, state_gates: Tensor, state: Tensor, *biases: Tensor | None
+    ) -> Tensor:
+        rows, width = state.shape
+        kept = state.new_empty(rows, _KEPT_BY_GRU * width)
+        ctx.save_for_backward(gates, state_gates, state, kept, *biases)
+        return torch.empty_like(state)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gates, state_gates, state, _kept, *biases = ctx.saved_tensors
+        found = torch.empty_like(gates), torch.empty_like(state_gates)
+        of_state = torch.empty_like(state)
+        of_biases = (
+            None if bias is None else each.sum(0) for each, bias in zip(found, biases, strict=True)
+        )
+        del gradient
+        return (*found, of_state, *of_biases)
+
+
+class _Lstm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, state_gates: Tensor, cell: Tensor, *biases: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        kept = torch.empty_like(gates)
+        out, new_cell = torch.empty_like(cell), torch.empty_like(cell)
+        ctx.save_for_backward(gates, state_gates, cell, new_cell, kept, *biases)
+        return out, new_cell
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, of_new_cell: Tensor) -> tuple[Tensor | None, ...]:
+        gates, _state_gates, cell, _new_cell, _kept, *biases = ctx.saved_tensors
+        found, of_cell = torch.empty_like(gates), torch.empty_like(cell)
+        of_bias = None if biases[0] is None else found.sum(0)
+        del gradient, of_new_cell
+        return found, found, of_cell, of_bias, of_bias
+
+
+_aten: Final = torch.ops.aten
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+def renorm(values: Tensor, p: float, dim: int, most: float) -> Tensor:
+    """Return what ``torch.renorm`` returns."""
+    out: Tensor = _Renorm.apply(values, p, dim, most)
+    return out
+
+
+class _Renorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, p: float, dim: int, most: float) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.arguments = p, dim, most
+        with torch._C._AutoDispatchBelowAutograd():  # not this function again
+            out: Tensor = _aten.renorm.default(values, p, dim, most)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient with as many temporary tensors as ``renorm_backward``."""
+        (values,) = ctx.saved_tensors
+        p, dim, most = ctx.arguments
+        dims = [each for each in range(values.ndim) if each != dim % values.ndim]
+        dtype = torch.float32 if values.dtype in _HALF else values.dtype
+        norm = torch.linalg.vector_norm(values, p, dims, keepdim=True, dtype=dtype)
+        product = (values * gradient).sum(dims, keepdim=True, dtype=dtype)
+        of_norm = (values / norm).masked_fill_(norm == 0, 0) * product
+        del product
+        inverse = (norm + 1e-7).reciprocal()
+        subtracted = inverse * of_norm
+        difference = gradient - subtracted
+        scaled = most * inverse * difference
+        del subtracted, difference
+        return torch.where(norm > most, scaled.to(values.dtype), gradient), None, None, None
+
+
+def rms_norm(
+    values: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """Return what CUDA's kernel returns; of a weight with another type, what the parts of it return."""
+    if (weight is not None and weight.dtype is not values.dtype) or values.is_complex():
+        parts: Tensor = _aten.rms_norm.default.decompose(values, normalized_shape, weight, eps)
+        return parts
+    out: Tensor = _RmsNorm.apply(values, weight, list(normalized_shape))
+    return out
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor | None, shape: list[int]) -> Tensor:
+        rows = values.shape[: values.ndim - len(shape)]
+        dtype = torch.float32 if values.dtype in _HALF else values.dtype
+        out = torch.empty_like(values, memory_format=torch.contiguous_format)
+        scale = values.new_empty((*rows, *([1] * len(shape))), dtype=dtype)
+        ctx.save_for_backward(values, weight, scale)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        values, weight, scale = ctx.saved_tensors
+        needed = list(ctx.needs_input_grad[:2])
+        found = _aten._fused_rms_norm_backward(gradient, values, ctx.shape, scale, weight, needed)
+        return found[0], found[1], None
+
+
+_MAXIMUM: Final = 2
+"""Number of the mode of ``embedding_bag`` that returns the largest values."""
+
+Correct: TypeAlias = Callable[[Any, Any], Any]
+"""Function that gets an operation's arguments and its results on the CPU, and returns those on a device."""
+
+
+def _of_bags(args: Any, out: Any) -> tuple[Tensor, ...]:
+    """Return the results of a sum of embeddings, with the bag of each index."""
+    indices, offsets = args[1:3]
+    mode = args[4] if len(args) > 4 else 0  # noqa: PLR2004
+    values: Tensor = out[0]
+    largest = values.shape if mode == _MAXIMUM else (0,)
+    of_indices = indices.new_empty
+    return (
+        values,
+        of_indices(indices.shape),
+        of_indices(offsets.shape),
+        of_indices(largest),
+    )
+
+
+def _without_random_state(_: Any, out: Any) -> tuple[Tensor, ...]:
+    """Return the results without the generator's seed and offset, which lie on the host."""
+    values, sums, *state = out
+    return (values, sums, *(one.new_empty(0) for one in state))
+
+
+def _with_wide_statistics(args: Any, out: Any) -> tuple[Tensor, ...]:
+    """Return the results of a layer norm, whose means and deviations have the type of accumulation."""
+    dtype = torch.float32 if args[0].dtype in _HALF else args[0].dtype
+    return (out[0], *(one.new_empty(one.shape, dtype=dtype) for one in out[1:]))
+
+
+def _without_buffer(_: Any, out: Any) -> tuple[Tensor, Tensor]:
+    values, buffer = out
+    return values, buffer.new_empty(0)
+
+
+def _by_rows(_: Any, out: Tensor) -> Tensor:
+    return out.new_empty(out.shape)
+
+
+def _of_batch_norm(args: Any, out: Any) -> tuple[Tensor, ...]:
+    """Return the results of a batch norm. For 16 bits, its statistics are float32, also in evaluation."""
+    values = args[0]
+    if values.dtype not in _HALF:
+        return tuple(out)
+    channels = values.shape[1]
+    return (out[0], *(values.new_empty(channels, dtype=torch.float32) for _ in out[1:]))
+
+
+def _of_batch_norm_backward(args: Any, out: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients. In evaluation, torch's own kernel returns that of the images by rows."""
+    trains, gradient = args[7], out[0]
+    if gradient is None:
+        return tuple(out)
+    layout = suggested(args[1]) if trains else torch.contiguous_format
+    return (torch.empty_like(gradient, memory_format=layout), *out[1:])
+
+
+def _first_by_rows(_: Any, out: Any) -> tuple[Tensor | None, ...]:
+    first = out[0]
+    return (None if first is None else first.new_empty(first.shape), *out[1:])
+
+
+CORRECTIONS: Final[dict[Any, Correct]] = {
+    _aten._embedding_bag.default: _of_bags,
+    _aten._embedding_bag_forward_only.default: _of_bags,
+    _aten.log_sigmoid_forward.default: _without_buffer,
+    _aten._fused_rms_norm_backward.default: _first_by_rows,
+    _aten.glu_backward.default: _by_rows,
+    _aten._log_softmax_backward_data.default: _by_rows,
+    _aten.native_batch_norm.default: _of_batch_norm,
+    _aten.native_batch_norm_backward.default: _of_batch_norm_backward,
+    _aten.pixel_shuffle.default: _by_rows,
+    _aten.pixel_unshuffle.default: _by_rows,
+    _aten.reflection_pad2d.default: _by_rows,
+    _aten.replication_pad2d.default: _by_rows,
+    _aten.native_layer_norm.default: _with_wide_statistics,
+    _aten._scaled_dot_product_efficient_attention.default: _without_random_state,
+}
+
 
 _FOREACH_DEVICES = "_get_foreach_kernels_supported_devices"
 

@@ -24,17 +24,16 @@ from memlog.estimates.cuda_kernels import (
     lists,
     losses,
     products,
-    reductions_by_operation,
+    reductions,
     sorting,
 )
-from memlog.estimates.cuda_kernels.call import Call, Temporaries
-from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.call import Call, Gpu, Temporaries
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.torch_private import operation_name
 
 TEMPORARIES: Final[Mapping[str, Temporaries]] = {
-    **reductions_by_operation.TEMPORARIES,
+    **reductions.TEMPORARIES,
     **attention.TEMPORARIES,
     **composites.TEMPORARIES,
     **convolutions.TEMPORARIES,

@@ -1,19 +1,76 @@
-"""Device memory beyond that of tensors: bytes that CUDA's allocator reserves, the context, and libraries."""
+"""Device memory beyond that of tensors: what CUDA's allocator reserves, cuBLAS's workspaces, the context.
+
+Each handle of cuBLAS has a workspace for each stream. torch allocates it at the handle's first product, and
+keeps it. Each thread has a handle of its own. A step that runs on one stream uses two: that of the thread
+that calls it, and that of autograd's thread for the device. cuBLASLt uses the same workspaces. Source:
+``aten/src/ATen/cuda/CublasHandlePool.cpp`` (torch 2.13).
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from memlog._internal.terminal import MIB
 from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
+from memlog.estimates.cuda_kernels.call import Gpu
+from memlog.estimates.places import DEVICE, Places
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
+from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu.operation_recorder import UNMEASURED_PREFIX
+
+_NAMES: Final = """
+    mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation _scaled_mm _int_mm
+    _trilinear _euclidean_dist affine_grid_generator deform_conv2d _deform_conv2d_backward
+"""
+_PRODUCTS: Final = frozenset(_NAMES.split())
+"""Operations that compute a product, perhaps inside."""
+_DEFAULT: Final = 4096 * 2 + 16 * 8
+_LARGE: Final = 32 * 1024
+"""Default sizes in KiB: ``:4096:2:16:8``, and 32 MiB on GPUs of some generations."""
+_WITH_LARGE: Final = (9, 10, 12)
+"""Major numbers of the compute capabilities with the large default: Hopper and Blackwell."""
+
+
+class Cublas:
+    """Workspaces of the handles that a traced step uses."""
+
+    def __init__(self, gpu: Gpu, places: Places) -> None:
+        self._places = places
+        self._size = workspace_size(gpu)
+        self._of_threads: dict[bool, Tensor] = {}
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return tuple(self._of_threads.values())
+
+    def take(self, func: Any) -> tuple[Tensor, ...]:
+        if torch_private.operation_name(func).rstrip("_") not in _PRODUCTS or not self._size:
+            return ()
+        backward = torch_private.backward_task() != torch_private.NO_TASK
+        if backward in self._of_threads or self._places.is_elsewhere(self._places.of_operation()):
+            return ()
+        with self._places.asking(DEVICE):
+            self._of_threads[backward] = torch.empty(self._size, dtype=torch.uint8)
+        return (self._of_threads[backward],)
+
+
+def workspace_size(gpu: Gpu) -> int:
+    """Return the bytes of a workspace, from ``CUBLAS_WORKSPACE_CONFIG`` or torch's defaults."""
+    configured = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    pairs = re.findall(r":(\d+):(\d+)", configured)
+    if pairs:
+        return sum(int(size) * int(count) for size, count in pairs) * 1024
+    return (_LARGE if gpu.capability[0] in _WITH_LARGE else _DEFAULT) * 1024
+
 
 _LATER_STEPS: Final = 5
 """Maximum number of replays of the later step. In real trainings, the reserved bytes did not grow after the

@@ -18,7 +18,6 @@ from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
 from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.compiled_code import planned_by_inductor
-from memlog.estimates.data_loaders import real_indices
 from memlog.estimates.device_memory import (
     CONTEXT,
     NO_BACKWARD,
@@ -27,19 +26,19 @@ from memlog.estimates.device_memory import (
     SizeRange,
     in_short,
 )
-from memlog.estimates.device_names import all_on_cpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
+from memlog.estimates.fakes import real_indices
 from memlog.estimates.gpus import chosen
 from memlog.estimates.initial_values import any_initial_values
-from memlog.estimates.places import Places
+from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.plan import plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.estimates.several_processes import one_of
 from memlog.estimates.traced_training import TracedTraining
 from memlog.facts.first_checkpoint import SavingCost, saving_costs
 from memlog.trace import exporters
-from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
+from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
 from memlog.trace.predict.fitting import FittingPlan
 from memlog.trace.records import LayerFigures, RecordedTrace

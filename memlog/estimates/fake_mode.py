@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import convolution_layouts, lstm_on_cpu, repetitions
+from memlog.estimates.as_on_cuda import CORRECTIONS
 from memlog.estimates.compiled_code import is_planning
 from memlog.estimates.places import Places
 from memlog.estimates.real_tensors import MAX_REAL_BYTES, bytes_of
-from memlog.estimates.results_on_cuda import CORRECTIONS
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default

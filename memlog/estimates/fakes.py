@@ -1,11 +1,12 @@
-"""Replacement of a model's and an optimizer's tensors by fake ones during an estimate."""
+"""Replacement of a model's, an optimizer's and a data loader's tensors by fake ones during an estimate."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import dataloader
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
@@ -138,3 +140,24 @@ class Fakes:
         optimizer.state = defaultdict(
             dict, {self.of(parameter): self.in_all(dict(own)) for parameter, own in state.items()}
         )
+
+
+@contextmanager
+def real_indices() -> Iterator[None]:
+    """Let data loaders draw real seeds and indices inside the block, because they decide by their values."""
+    kind = dataloader._BaseDataLoaderIter
+    with (
+        patch.object(kind, "_next_index", _without_modes(kind._next_index)),
+        patch.object(
+            dataloader.DataLoader, "__iter__", _without_modes(dataloader.DataLoader.__iter__)
+        ),
+    ):
+        yield
+
+
+def _without_modes(draw: Callable[..., Any]) -> Callable[..., Any]:
+    def outside(*args: Any) -> Any:
+        with _disable_current_modes():
+            return draw(*args)
+
+    return outside

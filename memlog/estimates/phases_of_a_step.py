@@ -19,7 +19,7 @@ from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step
 from memlog.estimates.fakes import Fakes
-from memlog.trace.phases import PhaseName, phase_levels
+from memlog.trace.accounting import PhaseName, phase_levels
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.tensor_storages import tensors_in
 

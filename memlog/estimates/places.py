@@ -1,4 +1,6 @@
-"""Devices on which the tensors of a training on a CUDA device lie.
+"""Devices on which the tensors of a training on a CUDA device lie, with the CPU in the devices' place.
+
+An estimate traces operations on the CPU, even if the program names a CUDA device.
 
 All fake tensors of an estimate are on the CPU. `Places` follows where the real tensors would be: on the
 device, or on the host. A tensor's place is that of its storage:
@@ -14,16 +16,235 @@ device, or on the host. A tensor's place is that of its storage:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 
 from memlog.estimates.real_tensors import extent
 from memlog.tracer.tensor_storages import plain_tensors, tensors_in
+from memlog.tracer.torch_private import ENGINE
+
+_MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
+_READ_NAMES: Final = (torch.device, torch._C._nn._parse_to)
+"""Functions that return the device that a program names."""
+_HERE: Final = str(Path(__file__).parent)
+_OPTIMIZERS: Final = str(Path(torch.optim.__file__).parent)
+_CPU: Final = torch.device("cpu")
+_CUDA: Final = torch.device("cuda", 0)
+
+
+@contextmanager
+def all_on_cpu(places: Places | None = None) -> Iterator[None]:
+    """Make every tensor on the CPU inside the block, even if the program names a CUDA device.
+
+    ``places``: Gets the devices that the program names; ``None``: nobody asks for them.
+    """
+    default = torch.get_default_device()
+    with ExitStack() as undo:
+        undo.enter_context(nullcontext() if default.type == "cpu" else torch.device("cpu"))
+        if places is None:
+            undo.enter_context(_OnCpu())
+        else:
+            if default.type == "cuda":
+                places.default = DEVICE
+                places.cuda_named()
+            undo.enter_context(patch.object(FakeTensor, "device", _device_seen(places)))
+            undo.enter_context(patch.object(save_on_cpu, "__init__", _saving(places)))
+            placing = undo.enter_context(_Placing(places))
+            engine = placing.of_program(getattr(torch.autograd, ENGINE))
+            undo.enter_context(patch.object(torch.autograd, ENGINE, engine))
+            undo.enter_context(patch.object(saved_tensors_hooks, "__init__", _packing(placing)))
+        undo.enter_context(patch.object(nn.Module, "_apply", _convert))
+        undo.enter_context(patch.object(torch.cuda, "synchronize", lambda *_: None))
+        yield
+
+
+class _OnCpu(TorchFunctionMode):
+    """Mode that replaces CUDA devices by the CPU among the arguments of torch's functions."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.cuda, Tensor.pin_memory):
+            return args[0]
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            return func(*args)  # most calls only read a property of a tensor, such as its shape
+        given, named = _named_cpu(func, args, kwargs or {})
+        if func is torch.device and (given, named) != (list(args), kwargs or {}):
+            return torch.device("cpu")
+        return func(*given, **named)
+
+
+class _Placing(TorchFunctionMode):
+    """Mode like `_OnCpu`, which also notes the devices that the program names."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self._places = places
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READ_NAMES or isinstance(func, OpOverload):  # no call of the program's
+            return func(*args, **(kwargs or {}))
+        if func is Tensor.get_device:
+            return 0 if self._places.of(args[0]) == DEVICE else -1
+        if func in _MOVES:
+            return self._move(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        given, named = _named_cpu(func, args, kwargs)
+        asked = None
+        if kwargs.get("device") is not None:
+            asked = self._place_of(kwargs["device"])
+        if named.pop("pin_memory", False):
+            asked = ON_HOST
+        with self._places.asking(asked), self._places.beside(tensors_in((given, named))):
+            return func(*given, **named)
+
+    def of_program(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs in this mode, because code of the program runs inside.
+
+        torch removes a mode while the mode handles a function, such as ``backward``, which calls hooks.
+        """
+
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self, self._places.outside():
+                return function(*args, **kwargs)
+
+        return inside
+
+    def _move(self, func: Any, args: Any, kwargs: Any) -> Any:
+        places, (tensor, *rest) = self._places, args
+        target = self._target(func, rest, kwargs)
+        source = places.of(tensor)
+        if target is not None and source == DEVICE and target == UNNAMED:
+            target = ON_HOST
+        given, named = _named_cpu(func, args, kwargs)
+        if target is None or not places.differ(source, target):
+            with places.asking(None):
+                return func(*given, **named) if func is Tensor.to else tensor
+        if func is not Tensor.to:
+            given, named = [tensor], {}
+        if target == ON_HOST:
+            given[0] = packed(tensor)
+        if func is Tensor.cuda:
+            places.cuda_named()
+        with places.asking(target):
+            moved = Tensor.to(*given, **{**named, "copy": True})
+        if moved.requires_grad:
+            moved.register_hook(lambda gradient: places.moved(gradient, source))
+        return moved
+
+    def _target(self, func: Any, rest: Any, kwargs: Any) -> int | None:
+        """Return the place to which a call moves its tensor; ``None`` if the call names none."""
+        if func is Tensor.cuda:
+            return DEVICE
+        if func in (Tensor.cpu, Tensor.pin_memory):
+            return ON_HOST
+        for value in (*rest[:1], kwargs.get("device"), kwargs.get("other")):
+            if isinstance(value, Tensor):
+                return self._places.of(value)
+            if isinstance(value, (str, torch.device)) or type(value) is int:
+                return self._place_of(value)
+        return None
+
+    def _place_of(self, device: Any) -> int:
+        """Return the place that a device's name or number means, and note that the program names it."""
+        if device is _CPU or device is _CUDA:  # the program has asked a tensor for its device
+            return DEVICE if device is _CUDA else UNNAMED
+        kind = "cuda" if type(device) is int else str(device).partition(":")[0]
+        if kind == "cpu":
+            # The step counts of torch's optimizers are on the host, whatever the program names.
+            return ON_HOST if _asked_by_optimizer() else self._places.cpu_named()
+        if kind != "cuda":
+            return UNNAMED
+        self._places.cuda_named()
+        return DEVICE
+
+
+def _asked_by_optimizer() -> bool:
+    """Return whether the newest call outside memlog is in the code of torch's optimizers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OPTIMIZERS)
+
+
+def _named_cpu(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return a call's arguments, in which the CPU stands for a CUDA device."""
+    given = [_on_cpu(value) for value in args]
+    if func is Tensor.to and len(given) > 1 and type(given[1]) is int:
+        given[1] = "cpu"  # the integer was the number of a CUDA device
+    named = {name: _on_cpu(value) for name, value in kwargs.items()}
+    if type(named.get("device")) is int:
+        named["device"] = "cpu"
+    return given, named
+
+
+def _on_cpu(value: Any) -> Any:
+    is_name = isinstance(value, (str, torch.device))
+    return "cpu" if is_name and str(value).partition(":")[0] == "cuda" else value
+
+
+def _device_seen(places: Places) -> property:
+    """Return the property ``device`` of fake tensors: outside torch's functions, the program's device."""
+    of_torch: Any = FakeTensor.__dict__["device"]
+
+    def device(tensor: Any) -> torch.device:
+        of_fake: torch.device = of_torch.__get__(tensor)
+        is_of_program = getattr(tensor.fake_mode, "places", None) is places
+        if places.inside or of_fake.type != "cpu" or not is_of_program:
+            return of_fake
+        return _CUDA if places.of(tensor) == DEVICE else _CPU
+
+    return property(device)
+
+
+def _saving(places: Places) -> Callable[..., None]:
+    def init(self: Any, *_: Any, **__: Any) -> None:
+        def pack(tensor: Tensor) -> tuple[int | None, Tensor]:
+            source = places.of(tensor)
+            kept = places.moved(tensor, ON_HOST)
+            return (None if kept is tensor else source), kept
+
+        def unpack(saved: tuple[int | None, Tensor]) -> Tensor:
+            source, kept = saved
+            return kept if source is None else places.copy(kept, source)
+
+        super(save_on_cpu, self).__init__(pack, unpack)
+
+    return init
+
+
+def _packing(placing: _Placing) -> Callable[..., None]:
+    original: Any = saved_tensors_hooks.__init__
+
+    def init(self: Any, pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+        original(self, placing.of_program(pack), placing.of_program(unpack))
+
+    return init
+
+
+def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """Apply ``fn`` to a module's tensors. This replaces ``Module._apply``, which refuses fake parameters."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            parameter.data = fn(parameter.data)
+            if parameter.grad is not None:
+                parameter.grad = fn(parameter.grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
 
 UNNAMED: Final = 0
 DEVICE: Final = 1

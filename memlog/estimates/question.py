@@ -21,13 +21,12 @@ from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.compiled_code import can_plan, planned_by_inductor
-from memlog.estimates.cuda_kernels.gpu import A100, Gpu
-from memlog.estimates.device_names import all_on_cpu
+from memlog.estimates.cuda_kernels.call import A100, Gpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes
 from memlog.estimates.initial_values import any_initial_values
-from memlog.estimates.places import Places
+from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.several_processes import one_of, refuse_several_processes
 from memlog.estimates.traced_training import TracedTraining
 from memlog.events import SavedState

@@ -26,14 +26,13 @@ from memlog.reports.final_state import FinalState, shapes
 from memlog.reports.growth_causes import failing_peak
 from memlog.trace import encoding
 from memlog.trace.predict import Advice, advise
-from memlog.trace.records import RecordedTrace
-from memlog.trace.storage_uses import HALF_BY_SLOW_CONVOLUTION
+from memlog.trace.records import HALF_BY_SLOW_CONVOLUTION, RecordedTrace
 
 MAX_TRACE_BYTES = 256 * 1024**2
 _LARGEST = 2**62
 """Maximum bytes of a storage. A trace with a larger storage counts as damaged: no real storage is as big."""
 _WITH_TYPE = (encoding.FREE, encoding.USES)
-"""Kinds of events whose ``phase`` is the type of a storage (`memlog.trace.storage_uses`)."""
+"""Kinds of events whose ``phase`` is the type of a storage (`memlog.trace.records`)."""
 _TYPES = HALF_BY_SLOW_CONVOLUTION + 1
 
 

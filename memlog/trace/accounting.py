@@ -1,4 +1,7 @@
-"""Accounting of a trace: totals per layer, and the storages that are live at the peak.
+"""Accounting of a trace: totals per layer and per phase, and the storages that are live at the peak.
+
+The backward pass does not call modules. So a layer's part of the pass begins and ends when the operations
+change from one layer to another.
 
 The accountant processes the stream in pieces and discards each piece. The first pass over a piece finds the
 highest number of live bytes in the piece. If this number is a new peak, a second pass replays the piece up to
@@ -13,10 +16,13 @@ optimizer first steps in the trace.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
 
 from memlog.trace import encoding
-from memlog.trace.backward_parts import BackwardParts, LayersAround
 from memlog.trace.encoding import (
     ACTIVATION,
     BACKWARD,
@@ -32,6 +38,124 @@ from memlog.trace.encoding import (
     WORKSPACE,
     StreamEvent,
 )
+from memlog.trace.records import RecordedTrace
+
+LayersAround = Callable[[int], Sequence[int]]
+"""Function that returns a layer's number and the numbers of all layers that contain the layer. For work
+outside all modules, it returns no number."""
+
+
+class BackwardParts:
+    """Parts of one thread's backward pass, and the bytes that each part adds.
+
+    A part is an uninterrupted time in which the backward pass runs operations of one layer, or of layers
+    inside this layer. When a part ends, ``added`` is called with the layer and the added bytes.
+    """
+
+    def __init__(self, layers_around: LayersAround, added: Callable[[int, int], object]) -> None:
+        self._layers_around = layers_around
+        self._added = added
+        self._open: dict[int, int] = {}
+        """Live bytes at the beginning of each part that has not ended, by layer."""
+        self._peaks: dict[int, int] = {}
+
+    def begin(self, layer: int, live: int) -> None:
+        """Begin the parts of a layer and of all layers that contain it. End the parts of all other layers.
+
+        A part that has already begun continues. ``live`` is the current number of live bytes.
+        """
+        around = self._layers_around(layer)
+        for interrupted in [known for known in self._open if known not in around]:
+            self._end(interrupted)
+        for containing in around:
+            self._open.setdefault(containing, live)
+            self._peaks.setdefault(containing, live)
+
+    def reach(self, live: int) -> None:
+        """Set the peak of each open part to ``live`` bytes if the peak is lower."""
+        for layer, peak in self._peaks.items():
+            if live > peak:
+                self._peaks[layer] = live
+
+    def end(self) -> None:
+        for layer in list(self._open):
+            self._end(layer)
+
+    def _end(self, layer: int) -> None:
+        self._added(layer, self._peaks.pop(layer) - self._open.pop(layer))
+
+
+PhaseName: TypeAlias = Literal["data", "forward", "backward", "optimizer", "end"]
+_EVERY_EVENT = ("exact", "lower bound", "approximate")
+
+
+class PhaseLevel(msgspec.Struct):
+    """Live bytes of one phase."""
+
+    after: int
+    """Live bytes at the end of the phase. If a step accumulates gradients, a phase can end several
+    times. For ``forward``, the first end counts. For each other phase, the last end counts."""
+    highest: int
+    """Highest number of live bytes in the phase."""
+
+
+def phase_levels(trace: RecordedTrace) -> dict[PhaseName, PhaseLevel] | None:
+    """Return the live bytes of each phase that a traced step reached.
+
+    The phase ``data`` is the time before the first call of a module. The phase ``end`` begins when a backward
+    pass or an optimizer's step ends, and lasts until another phase begins. Return ``None`` if the trace does
+    not hold every event, or if live bytes are unknown.
+    """
+    before = trace.result.before
+    if trace.result.truncated or before is None or trace.result.exactness not in _EVERY_EVENT:
+        return None
+    tracker = _PhaseTracker(before)
+    for event, allocation in encoding.decode_with_allocations(trace.events):
+        tracker.apply(event, allocation)
+    tracker.begin("end")
+    tracker.begin("data")  # ends the phase "end"
+    # "end" may begin before "optimizer", so the levels are put into the order of PhaseName.
+    return {name: tracker.levels[name] for name in get_args(PhaseName) if name in tracker.levels}
+
+
+class _PhaseTracker:
+    def __init__(self, before: int) -> None:
+        self.levels: dict[PhaseName, PhaseLevel] = {}
+        self._live = self._highest = before
+        self._current: PhaseName = "data"
+
+    def apply(self, event: encoding.StreamEvent, allocation: encoding.StreamEvent | None) -> None:
+        if event.kind == encoding.ALLOC:
+            if event.phase != encoding.BEFORE:
+                self._live += event.size
+                self._highest = max(self._highest, self._live)
+        elif event.kind == encoding.FREE and allocation is not None:
+            self._live -= allocation.size
+        elif event.kind == encoding.ENTER and event.phase == encoding.FORWARD:
+            self.begin("forward")
+        elif event.kind == encoding.PHASE_CHANGE:
+            self._change_phase(event.phase)
+
+    def _change_phase(self, phase: int) -> None:
+        if phase == encoding.BACKWARD:
+            self.begin("backward")
+        elif phase == encoding.OPTIMIZER:
+            self.begin("optimizer")
+        elif self._current in ("backward", "optimizer"):
+            self.begin("end")
+
+    def begin(self, phase: PhaseName) -> None:
+        if phase == self._current:
+            return
+        known = self.levels.get(self._current)
+        if known is None:
+            self.levels[self._current] = PhaseLevel(self._live, self._highest)
+        else:
+            known.highest = max(known.highest, self._highest)
+            if self._current != "forward":
+                known.after = self._live
+        self._current, self._highest = phase, self._live
+
 
 PIECE = 8192
 """Number of events in a piece."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memlog.trace.allocator_blocks import LiveBlock, in_private_pool
+from memlog.trace.allocator_blocks import LiveBlock, UnsplitBytes, in_private_pool
 from memlog.trace.encoding import (
     ALLOC,
     BACKWARD,
@@ -33,7 +33,6 @@ from memlog.trace.encoding import (
     WORKSPACE,
     pack,
 )
-from memlog.trace.unsplit_blocks import UnsplitBytes
 
 _BLOCK = 512
 """CUDA's and XPU's allocators round sizes up to a multiple of this number of bytes (``kMinBlockSize``)."""

@@ -8,7 +8,7 @@ kind          key                size                 meaning
 ============  =================  ===================  ==============================================
 ALLOC         serial             bytes                ``layer`` allocated a storage in ``phase``.
 FREE          serial             uses                 The storage was freed. The other fields hold its type
-                                                      and uses (`memlog.trace.storage_uses`); 0: unknown.
+                                                      and uses (`memlog.trace.records`); 0: unknown.
 ENTER         serial             serial               A module's ``forward`` begins. The serials name
                                                       its two largest positional tensor arguments.
                                                       Serial 0 means unknown, key -1 means no such tensor.

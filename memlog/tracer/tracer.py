@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import format_bytes
 from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace import exporters
-from memlog.trace.phases import PhaseLevel, PhaseName, phase_levels
+from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
 from memlog.trace.summary import summary_text
 from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay

@@ -16,12 +16,12 @@ from memlog.estimates.cuda_kernels.call import (
     NONE,
     Blocks,
     Call,
+    Gpu,
     Temporaries,
     beside,
     bytes_of,
     taken,
 )
-from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 _HALF: Final = (torch.float16, torch.bfloat16)

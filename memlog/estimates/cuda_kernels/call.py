@@ -1,15 +1,29 @@
-"""Call of one operation, from which functions compute the temporary buffers of torch's CUDA kernels."""
+"""Call of one operation, and the GPU's properties: the temporary buffers are computed from both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
+
+
+class Gpu(NamedTuple):
+    """GPU, with properties as in CUDA's ``cudaDeviceProp``."""
+
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    """Number of multiprocessors (``multiProcessorCount``)."""
+    threads: int = 2048
+    """Maximum number of threads of one multiprocessor (``maxThreadsPerMultiProcessor``)."""
+
+
+A100: Final = Gpu("A100", (8, 0), 108)
+
 
 Blocks: TypeAlias = tuple[int, ...]
 """Bytes that an operation allocates (positive) and frees (negative) beside its results, in order."""

@@ -21,7 +21,7 @@ from memlog.estimates.cuda_kernels.call import (
     bytes_of,
     copy_bytes,
 )
-from memlog.estimates.cuda_kernels.reductions_by_operation import (
+from memlog.estimates.cuda_kernels.reductions import (
     dims_of,
     extremes,
     like,

@@ -18,7 +18,7 @@ from memlog.estimates.cuda_kernels.call import (
     Temporaries,
     bytes_of,
 )
-from memlog.estimates.cuda_kernels.reductions_by_operation import reduced, sums
+from memlog.estimates.cuda_kernels.reductions import reduced, sums
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 _IMAGES: Final = (4, 5)

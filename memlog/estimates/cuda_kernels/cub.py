@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.call import Gpu
 
 _ALIGNMENT: Final = 256
 """Bytes to whose multiple CUB rounds each array in its storage (``AliasTemporaries``)."""

@@ -18,7 +18,7 @@ from memlog.estimates.cuda_kernels.call import (
     beside,
     copy_bytes,
 )
-from memlog.estimates.cuda_kernels.reductions_by_operation import like, reduced, sums
+from memlog.estimates.cuda_kernels.reductions import like, reduced, sums
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 

@@ -17,12 +17,12 @@ from memlog.estimates.cuda_kernels.call import (
     NONE,
     Blocks,
     Call,
+    Gpu,
     Temporaries,
     around_results,
     beside,
     copy_bytes,
 )
-from memlog.estimates.cuda_kernels.gpu import Gpu
 from memlog.tracer import torch_private
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 

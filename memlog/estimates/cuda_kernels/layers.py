@@ -23,7 +23,7 @@ from memlog.estimates.cuda_kernels.call import (
     bytes_of,
     copy_bytes,
 )
-from memlog.estimates.cuda_kernels.reductions_by_operation import reduced, sums
+from memlog.estimates.cuda_kernels.reductions import reduced, sums
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 _HALF: Final = (torch.float16, torch.bfloat16)

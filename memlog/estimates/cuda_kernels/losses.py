@@ -20,7 +20,7 @@ from memlog.estimates.cuda_kernels.call import (
     bytes_of,
     copy_bytes,
 )
-from memlog.estimates.cuda_kernels.reductions_by_operation import of_all
+from memlog.estimates.cuda_kernels.reductions import of_all
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 _NOT_REDUCED: Final = 0

@@ -1,16 +1,151 @@
-"""Buffers of reductions, in which several blocks of threads compute one value.
+"""Buffers of torch's reductions on CUDA, in which several blocks of threads compute one value.
+
+The rules are those of ``reorder_dimensions``, ``coalesce_dimensions`` and ``with_32bit_indexing`` in torch's
+``aten/src/ATen/TensorIterator.cpp`` (torch 2.13).
 
 The rules are those of ``setReduceConfig`` and ``gpu_reduce_kernel`` in torch's
 ``aten/src/ATen/native/cuda/Reduce.cuh`` (torch 2.13).
+
+Sources: ``ReduceSumProdKernel.cu``, ``ReduceMomentKernel.cu``, ``ReduceNormKernel.cu``,
+``ReduceMinValuesKernel.cu``, ``ReduceArgMaxKernel.cu``, ``ReduceLogicKernel.cu`` and
+``ReduceAMinMaxKernel.cu`` in torch's ``aten/src/ATen/native/cuda``, and ``ReduceOpsUtils.h``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from memlog.estimates.cuda_kernels.gpu import Gpu
-from memlog.estimates.cuda_kernels.iteration import Reduction
+import torch
+from torch import Tensor
+
+from memlog.estimates.cuda_kernels.call import NONE, Blocks, Call, Gpu, Temporaries
+
+_MOST = 2**31 - 1
+"""Largest number of values, and largest offset in bytes, of a kernel with indices of 32 bits."""
+
+
+class Reduction(NamedTuple):
+    """Walk through the input of a reduction. The reduced dimensions are first, each group the fastest first.
+
+    Strides are in bytes.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    results: tuple[int, ...]
+    """Strides of the result: 0 for the reduced dimensions."""
+
+    @property
+    def reduced(self) -> int:
+        """Number of reduced dimensions."""
+        return self.results.count(0)
+
+    @property
+    def outputs(self) -> int:
+        return prod(self.shape[self.reduced :])
+
+    def parts(self) -> Iterator[Reduction]:
+        """Return the parts that kernels with indices of 32 bits compute one after the other."""
+        if prod(self.shape) <= _MOST and all(
+            sum((length - 1) * stride for length, stride in zip(self.shape, each, strict=True))
+            < _MOST
+            for each in (self.strides, self.results)
+        ):
+            yield self
+            return
+        at = self._longest()
+        length = self.shape[at]
+        for part in (length // 2, length - length // 2):
+            yield from self._replace(shape=(*self.shape[:at], part, *self.shape[at + 1 :])).parts()
+
+    def _longest(self) -> int:
+        """Return the dimension with the largest extent in bytes (``get_dim_to_split``)."""
+        best, found = -1, 0
+        for at in reversed(range(len(self.shape))):
+            for stride in (self.results[at], self.strides[at]):
+                extent = (self.shape[at] - 1) * stride
+                if extent > best:
+                    best, found = extent, at
+        return found
+
+
+def reduction(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dims: Collection[int],
+    *,
+    itemsize: int,
+    result_itemsize: int,
+) -> Reduction:
+    """Return the walk of a reduction of ``dims`` over a tensor. ``strides`` are numbers of values."""
+    kept, step = [0] * len(shape), result_itemsize
+    for at in reversed(range(len(shape))):
+        if at not in dims:
+            kept[at] = step
+            step *= max(1, shape[at])
+    kept = [
+        0 if length == 1 and at in dims else one
+        for at, (one, length) in enumerate(zip(kept, shape, strict=True))
+    ]
+    order = _order(shape, kept, [stride * itemsize for stride in strides])
+    return _coalesced(
+        [shape[at] for at in order],
+        [strides[at] * itemsize for at in order],
+        [kept[at] for at in order],
+    )
+
+
+def _order(shape: Sequence[int], results: Sequence[int], strides: Sequence[int]) -> list[int]:
+    order = list(reversed(range(len(shape))))
+    for start in range(1, len(order)):
+        at = start
+        for before in reversed(range(start)):
+            comparison = _compared(shape, results, strides, order[before], order[at])
+            if comparison > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif comparison < 0:
+                break
+    return order
+
+
+def _compared(
+    shape: Sequence[int], results: Sequence[int], strides: Sequence[int], one: int, other: int
+) -> int:
+    """Return 1 if dimension ``one`` comes after ``other``, -1 if before, 0 if that is not decided."""
+    if (results[one] == 0) != (results[other] == 0):
+        return 1 if results[other] == 0 else -1
+    for each in (results, strides):
+        if each[one] == 0 or each[other] == 0:
+            continue
+        if each[one] != each[other]:
+            return -1 if each[one] < each[other] else 1
+        if shape[one] > shape[other]:
+            return 1
+    return 0
+
+
+def _coalesced(shape: list[int], strides: list[int], results: list[int]) -> Reduction:
+    """Return the walk with neighbouring dimensions joined, if the strides allow it."""
+    if len(shape) <= 1:
+        return Reduction(tuple(shape), tuple(strides), tuple(results))
+    last = 0
+    for at in range(1, len(shape)):
+        joined = 1 in (shape[last], shape[at]) or all(
+            shape[last] * each[last] == each[at] for each in (strides, results)
+        )
+        if joined:
+            if shape[last] == 1:
+                strides[last], results[last] = strides[at], results[at]
+            shape[last] *= shape[at]
+        else:
+            last += 1
+            shape[last], strides[last], results[last] = shape[at], strides[at], results[at]
+    return Reduction(*(tuple(each[: last + 1]) for each in (shape, strides, results)))
+
 
 _WARP: Final = 32
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
@@ -116,3 +251,138 @@ def _power_of_two(number: int) -> int:
 
 def _up(number: int, divisor: int) -> int:
     return -(-number // divisor)
+
+
+_HALF: Final = (torch.float16, torch.bfloat16)
+_PAIR: Final = 16
+"""Bytes of a value and its index (``pair<scalar_t, int64_t>``)."""
+
+
+def sums(dtype: torch.dtype, result: torch.dtype) -> Kernel:
+    """Return the kernel of ``sum`` and ``mean``, which load twice as many values of 16 bits at once."""
+    half = dtype in _HALF
+    return Kernel(
+        4 if half else result.itemsize, 8 if half else 4, _threads(dtype), _in_output(dtype, result)
+    )
+
+
+def norms(dtype: torch.dtype, result: torch.dtype) -> Kernel:
+    size = 4 if dtype in _HALF else result.itemsize
+    return Kernel(size, threads=_threads(dtype), in_output=_in_output(dtype, result))
+
+
+def extremes(dtype: torch.dtype, _: torch.dtype) -> Kernel:
+    return Kernel(dtype.itemsize, in_output=dtype not in _HALF)
+
+
+def pairs_of_extremes(dtype: torch.dtype, _: torch.dtype) -> Kernel:
+    return Kernel(2 * dtype.itemsize, in_output=False)
+
+
+def indices(*_: torch.dtype) -> Kernel:
+    return Kernel(_PAIR, in_output=False)
+
+
+def moments(dtype: torch.dtype, _: torch.dtype) -> Kernel:
+    """Return the kernel of variances, with a mean, a sum of squares and two counts (``WelfordData``)."""
+    return Kernel(32 if dtype is torch.float64 else 16, 2, in_output=False)
+
+
+def logical(*_: torch.dtype) -> Kernel:
+    return Kernel(1)
+
+
+def _threads(dtype: torch.dtype) -> int:
+    return 256 if dtype is torch.complex128 else 512
+
+
+def _in_output(dtype: torch.dtype, result: torch.dtype) -> bool:
+    return dtype not in _HALF or dtype is not result
+
+
+def reduced(
+    gpu: Gpu,
+    tensor: Tensor,
+    dims: Collection[int],
+    kernel: Kernel,
+    result_itemsize: int,
+) -> Blocks:
+    """Return the buffers of a reduction of ``dims``."""
+    if not tensor.numel():
+        return NONE
+    dims = [dim % tensor.ndim for dim in dims] if tensor.ndim else ()
+    itemsize = tensor.element_size()
+    walk = reduction(
+        tensor.shape, tensor.stride(), dims, itemsize=itemsize, result_itemsize=result_itemsize
+    )
+    found: Blocks = ()
+    for part in buffers(gpu, walk, kernel, itemsize, int(tensor.storage_offset())):
+        found += (*part, *(-size for size in reversed(part)))
+    held = accumulation(walk, kernel, result_itemsize)
+    return (held, *found, -held) if held else found
+
+
+def of_all(gpu: Gpu, numel: int, dtype: torch.dtype) -> Blocks:
+    """Return the buffers of the sum or the mean of all values of a contiguous tensor."""
+    return reduced(
+        gpu,
+        torch.empty(numel, dtype=dtype, device="meta"),
+        (0,),
+        sums(dtype, dtype),
+        dtype.itemsize,
+    )
+
+
+def _reduction(kernel: Any, cast: bool, call: Call) -> Blocks:
+    """Return the buffers of an operation with arguments named ``self`` and ``dim``.
+
+    ``cast``: True if the kernel casts its input to the type of the result, except from 16 bits to float32.
+    """
+    tensor, out = call.first, call.out
+    result = out[0] if isinstance(out, tuple) else out
+    itemsize, dtype = result.element_size(), tensor.dtype
+    copied: Tensor | None = None
+    if (
+        cast
+        and dtype is not result.dtype
+        and not (dtype in _HALF and result.dtype is torch.float32)
+    ):
+        copied, dtype = tensor, result.dtype
+        tensor = like(tensor, dtype)
+    blocks = reduced(
+        call.gpu, tensor, dims_of(tensor, call["dim"]), kernel(dtype, result.dtype), itemsize
+    )
+    if copied is None:
+        return blocks
+    size = tensor.numel() * itemsize
+    return (size, *blocks, -size)
+
+
+def like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of another type, with the layout in which ``to`` makes it."""
+    return torch.empty_like(tensor, dtype=dtype, device="meta")
+
+
+def dims_of(tensor: Tensor, given: int | Iterable[int] | None) -> list[int]:
+    """Return the reduced dimensions. ``None`` and an empty list stand for all."""
+    found = [given] if isinstance(given, int) else list(given or ())
+    return found or list(range(tensor.ndim))
+
+
+def _norm(call: Call) -> Blocks:
+    """Return the buffers of ``linalg_vector_norm``, which computes in the type of its result."""
+    return _reduction(norms, True, call)
+
+
+_AS_SUM = "sum mean nansum prod"
+
+TEMPORARIES: Final[dict[str, Temporaries]] = {
+    **dict.fromkeys(("sum", "mean"), partial(_reduction, sums, True)),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _norm),
+    **dict.fromkeys(("amax", "amin"), partial(_reduction, extremes, False)),
+    **dict.fromkeys(("max", "min"), partial(_reduction, indices, False)),
+    **dict.fromkeys(("argmax", "argmin"), partial(_reduction, indices, False)),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), partial(_reduction, moments, False)),
+    **dict.fromkeys(("any", "all"), partial(_reduction, logical, False)),
+    "aminmax": partial(_reduction, pairs_of_extremes, False),
+}

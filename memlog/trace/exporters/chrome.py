@@ -17,7 +17,7 @@ import msgspec
 
 from memlog.errors import ConfigurationError
 from memlog.trace import encoding
-from memlog.trace.exporters.stacks import ThreadStacks
+from memlog.trace.exporters.speedscope import ThreadStacks
 from memlog.trace.records import RecordedTrace
 
 MAX_PROFILER_TRACE = 1 << 30

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from memlog._internal.terminal import format_bytes
 from memlog.errors import SnapshotError
 from memlog.trace.exporters.snapshot_reading import STATES, DeviceSnapshot, printable, read_devices
-from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack
+from memlog.trace.exporters.speedscope import Frames, Stack, sampled, speedscope_file
 
 _MAX_SAMPLES = 200_000
 """Maximum number of samples in the whole file. Speedscope loads such a file in about three seconds."""

@@ -1,16 +1,169 @@
-"""Export of a trace as a flame graph for https://www.speedscope.app, several profiles in one file."""
+"""Export of a trace as a flame graph for https://www.speedscope.app, several profiles in one file.
+
+Speedscope checks little in a file. It fails if a weight is negative, if the number of samples is not the
+number of weights, if events close frames in the wrong order, or if events go back in time. It shows wrong
+figures without an error if ``endValue`` is not the sum of the weights, or if two frames have the same name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memlog._internal.terminal import format_bytes
+from memlog._version import __version__
 from memlog.trace import encoding
-from memlog.trace.exporters.speedscope_format import Frames, sampled, speedscope_file
-from memlog.trace.exporters.stacks import Stack, ThreadStacks
+from memlog.trace.encoding import (
+    ENTER,
+    EXIT,
+    FORWARD,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    StreamEvent,
+)
 from memlog.trace.records import Exactness, RecordedTrace
-from memlog.trace.result import with_parents
+from memlog.trace.result import common_length, with_parents
+
+Stack = tuple[str, ...]
+
+
+class ThreadStacks:
+    """Stack of one thread's frames. The thread's events open and close the frames."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self._outside: Stack = ()
+        """Frames of the thread's work outside modules: a backward pass or an optimizer's step."""
+        self._modules: list[tuple[int, int]] = []
+        self._open: Stack = ()
+
+    def after(self, event: StreamEvent) -> list[tuple[bool, str]]:
+        """Process an ENTER, EXIT or PHASE_CHANGE, and return the frames that the event closes and opens.
+
+        Returns:
+            In order: ``(False, frame)`` for a frame that closes, ``(True, frame)`` for a frame that opens.
+        """
+        if event.kind == ENTER:
+            self._modules.append((event.layer, event.phase))
+        elif event.kind == EXIT:
+            if event.layer in (layer for layer, _ in self._modules):
+                while self._modules.pop()[0] != event.layer:
+                    pass
+        else:
+            self._outside = ()
+            if event.phase != FORWARD:
+                known = event.layer != OUTSIDE
+                path = with_parents(self._paths[event.layer], self._paths) if known else ()
+                self._outside = (PHASES[event.phase], *path)
+        return self._switch(tuple(self._stack()))
+
+    def close(self) -> list[tuple[bool, str]]:
+        """Close all open frames. Return ``(False, frame)`` for each, the innermost frame first."""
+        return self._switch(())
+
+    def _switch(self, stack: Stack) -> list[tuple[bool, str]]:
+        common = common_length(self._open, stack)
+        closed = [(False, frame) for frame in reversed(self._open[common:])]
+        self._open = stack
+        return closed + [(True, frame) for frame in stack[common:]]
+
+    def _stack(self) -> Iterator[str]:
+        yield from self._outside
+        previous: int | None = None
+        for layer, phase in self._modules:
+            if phase != previous and not (phase == FORWARD and self._outside):
+                yield PHASES[RECOMPUTE] if phase == RECOMPUTE else PHASES[FORWARD]
+            previous = phase
+            yield self._paths[layer]
+
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+_MAX_SAMPLES = 100_000
+"""Maximum number of samples in a profile. Speedscope needs at least five seconds to load 500,000 samples."""
+_MAX_FRAMES = 10_000_000
+"""Maximum number of frames in all samples of a profile together."""
+
+
+class Frames:
+    """Table of the frames in a file. The table holds each name once."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the frame's position in the table, counted from 0. A new name is added to the table."""
+        return self.names.setdefault(name, len(self.names))
+
+
+def sampled(
+    name: str,
+    weighted: Iterable[tuple[Stack, int]],
+    frames: Frames,
+    max_samples: int = _MAX_SAMPLES,
+) -> dict[str, Any] | None:
+    """Build a profile from stacks (outermost frame first) and their bytes; ``None`` if there are no stacks.
+
+    If there are more than ``max_samples`` samples or ten million frames, the remaining bytes become one
+    additional sample. So the sum of all samples is right.
+    """
+    samples: list[list[int]] = []
+    weights: list[int] = []
+    previous: Stack | None = None
+    rest = depth = 0
+    for stack, weight in weighted:
+        if stack == previous:
+            weights[-1] += weight
+        elif len(samples) >= max_samples or depth + len(stack) > _MAX_FRAMES:
+            rest += weight
+        else:
+            previous = stack
+            depth += len(stack)
+            samples.append([frames.number(frame) for frame in stack])
+            weights.append(weight)
+    if rest:
+        samples.append([frames.number("(more than this file holds)")])
+        weights.append(rest)
+    if not samples:
+        return None
+    return {
+        "type": "sampled",
+        "name": name,
+        "unit": "bytes",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }
+
+
+def speedscope_file(
+    name: str,
+    frames: Frames,
+    profiles: Sequence[dict[str, Any] | None],
+    files: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Build the whole document from the profiles that are not ``None``.
+
+    Speedscope shows the first profile when it opens the file. ``files`` maps names of frames to the names of
+    files that Speedscope shows for the frames.
+    """
+    known = files or {}
+    return {
+        "$schema": SCHEMA,
+        "name": name,
+        "exporter": f"memlog {__version__}",
+        "activeProfileIndex": 0,
+        "shared": {
+            "frames": [
+                {"name": name, "file": known[name]} if name in known else {"name": name}
+                for name in frames.names
+            ]
+        },
+        "profiles": [profile for profile in profiles if profile is not None],
+    }
+
 
 _MAX_EVENTS = 90_000
 _MAX_THREADS = 4

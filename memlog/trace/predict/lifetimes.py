@@ -25,8 +25,7 @@ from memlog.trace.encoding import (
     WORKSPACE,
     StreamEvent,
 )
-from memlog.trace.records import RecordedTrace
-from memlog.trace.storage_uses import NOTHING_KNOWN, uses_of
+from memlog.trace.records import NOTHING_KNOWN, RecordedTrace, uses_of
 
 BEFORE_TRACE = -1
 

@@ -24,7 +24,7 @@ from memlog.trace.predict.lifetimes import (
     StorageLifetime,
     TracedStep,
 )
-from memlog.trace.storage_uses import HALF_NOW
+from memlog.trace.records import HALF_NOW
 
 _COUNTERS = 8
 """Maximum size of an optimizer's step counter on the CPU, in bytes."""

@@ -25,7 +25,7 @@ from memlog.trace.encoding import (
     UNDECIDED,
 )
 from memlog.trace.predict.lifetimes import BEFORE_TRACE, Interval, StorageLifetime, TracedStep
-from memlog.trace.storage_uses import (
+from memlog.trace.records import (
     HALF,
     HALF_BY_SLOW_CONVOLUTION,
     HALF_NOW,

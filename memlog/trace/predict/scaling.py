@@ -18,7 +18,7 @@ from memlog.trace.encoding import (
 from memlog.trace.predict.lifetimes import ParameterKey, StorageLifetime, TracedStep
 from memlog.trace.predict.lstms_on_cpu import LstmsOnCpu
 from memlog.trace.predict.precision import PRODUCTS
-from memlog.trace.storage_uses import HALF_NOW, NOTHING_KNOWN, UNKNOWN_TYPE
+from memlog.trace.records import HALF_NOW, NOTHING_KNOWN, UNKNOWN_TYPE
 
 _COPIES = 4.1
 """Bytes of oneDNN's largest buffers for a convolution's weight / bytes of the weight.

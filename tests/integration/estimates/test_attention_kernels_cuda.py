@@ -13,7 +13,7 @@ from support import child
 from support.devices import simulated
 from torch import Tensor
 
-from memlog.estimates.attention_kernels import Attention, AttentionKernel, chosen
+from memlog.estimates.attention_on_cuda import Attention, AttentionKernel, chosen
 from memlog.estimates.gpus import of_this_machine
 
 pytestmark = pytest.mark.cuda

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import memlog
 from memlog.estimates import cuda_workspaces
-from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.call import Gpu
 from memlog.estimates.gpus import of_this_machine
 
 pytestmark = pytest.mark.cuda

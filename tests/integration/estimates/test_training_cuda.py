@@ -14,8 +14,8 @@ import memlog
 from benchmarks.estimates import on_device
 from benchmarks.estimates.models import Case, cases
 from memlog.estimates.caching_allocator import CachingAllocator
-from memlog.estimates.cublas import workspace_size
-from memlog.estimates.cuda_kernels.gpu import Gpu
+from memlog.estimates.cuda_kernels.call import Gpu
+from memlog.estimates.device_memory import workspace_size
 
 pytestmark = pytest.mark.cuda
 MIB = 1024**2

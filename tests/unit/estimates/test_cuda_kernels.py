@@ -10,8 +10,8 @@ import torch
 from memlog.errors import ConfigurationError
 from memlog.estimates import cuda_workspaces, gpus
 from memlog.estimates.cuda_kernels import cub
-from memlog.estimates.cuda_kernels.gpu import A100, Gpu
-from memlog.estimates.cuda_kernels.iteration import reduction
+from memlog.estimates.cuda_kernels.call import A100, Gpu
+from memlog.estimates.cuda_kernels.reductions import reduction
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 H100 = Gpu("H100", (9, 0), 132, 2048)

@@ -16,6 +16,7 @@ from torch import nn
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
+from memlog.trace.allocator_blocks import of_segments, of_statistics
 from memlog.trace.cuda_join import (
     NO_EVENT,
     ExistingStorage,
@@ -42,7 +43,6 @@ from memlog.trace.encoding import (
     READING,
     decode,
 )
-from memlog.trace.fragmentation import of_segments, of_statistics
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.engines.cpu import patches
 from memlog.tracer.engines.cpu.engine import DispatchEngine

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
-from memlog.trace.storage_uses import (
+from memlog.trace.records import (
     HALF,
     HALF_BY_SLOW_CONVOLUTION,
     HALF_NOW,

@@ -27,7 +27,7 @@ from memlog.trace.encoding import (
     UNSHARDED,
     USES,
 )
-from memlog.trace.storage_uses import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
+from memlog.trace.records import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.owners import ParameterOwners

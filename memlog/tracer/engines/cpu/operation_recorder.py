@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
-from memlog.trace.storage_uses import UNKNOWN_TYPE
+from memlog.trace.records import UNKNOWN_TYPE
 from memlog.tracer import torch_private
 from memlog.tracer.attribution.calling_lines import CallingLines
 from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from memlog.trace.encoding import ALLOC, CLASSIFY, FREE, LINE, TEMPORARY, UNDECIDED, pack
-from memlog.trace.storage_uses import MOST_CASTS, UNKNOWN_TYPE, packed
+from memlog.trace.records import MOST_CASTS, UNKNOWN_TYPE, packed
 from memlog.tracer.event_log import EventLog
 
 
@@ -33,7 +33,7 @@ class TrackedStorage(weakref.ref[Any]):
     or a convolution.
 
     Attributes:
-        type: Type under autocast, as in `memlog.trace.storage_uses`.
+        type: Type under autocast, as in `memlog.trace.records`.
         cast_first: Moment at which a product first used the storage; 0: never.
         cast_last: Moment at which a product last used the storage; 0: never.
         casts: Number of products in the forward pass that used the storage.

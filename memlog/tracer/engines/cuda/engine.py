@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.trace.allocator_blocks import live_blocks
+from memlog.trace.allocator_blocks import live_blocks, unsplit_bytes
 from memlog.trace.cuda_join import NO_EVENT, ExistingStorage, HistoryJoin, HookMark, label
 from memlog.trace.encoding import (
     CLASSIFY,
@@ -24,7 +24,6 @@ from memlog.trace.encoding import (
     UNDECIDED,
     WORKSPACE,
 )
-from memlog.trace.unsplit_blocks import unsplit_bytes
 from memlog.tracer.attribution.module_names import ModuleNames
 from memlog.tracer.attribution.module_stack import NO_INPUTS, ThreadState
 from memlog.tracer.attribution.owners import ParameterOwners
