@@ -35,7 +35,7 @@ from benchmarks.estimates.ranks.cases import WAYS, step_of, trainings
 from benchmarks.estimates.ranks.tables import errors_by_model
 
 RANKS: Final = 2
-STEPS: Final = 4
+STEPS: Final = 8
 MANY: Final = 1024
 SHARDED: Final = "fully_shard"
 
