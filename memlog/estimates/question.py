@@ -109,13 +109,6 @@ class Question:
             raise ConfigurationError("the length is unknown: pass length= to memlog.estimate")
         return replace(self, length=length)
 
-    def _refuse_compiled(self) -> None:
-        if self.device == "cuda" or self.ranks is not None or not can_plan():
-            raise ConfigurationError(
-                "what compiled code allocates on a CUDA device, in several processes or with an older torch "
-                "can't be known without running it: pass the model without torch.compile"
-            )
-
     @only_new_objects()
     def trace(
         self, mode: FakeMode | None = None
@@ -147,8 +140,11 @@ class Question:
                 model = _made("model", nn.Module, self.model)
                 if model is not None:
                     refuse_several_processes(model, self.ranks)
-                if model is not None and are_compiled([model]):
-                    self._refuse_compiled()
+                if model is not None and are_compiled([model]) and not can_plan():
+                    raise ConfigurationError(
+                        f"torch {torch.__version__} can't tell what compiled code allocates: install 2.13, "
+                        "or pass the model without torch.compile"
+                    )
                 parameters = () if model is None else model.parameters()
                 optimizer = _made("optimizer", Optimizer, self.optimizer, parameters)
                 optimizers = _several(optimizer)
