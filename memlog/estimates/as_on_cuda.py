@@ -35,11 +35,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
 from memlog.estimates import autocast_on_cuda, convolution_layouts
-from memlog.estimates.attention_on_cuda import attention_on
 from memlog.estimates.convolution_layouts import suggested
 from memlog.estimates.ctc_of_lists import ctc_loss
-from memlog.estimates.cuda_kernels.call import Gpu
+from memlog.estimates.cuda_kernels.attention import attention_on
 from memlog.estimates.cuda_kernels.layers import by_cudnn
+from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.cuda_workspaces import computed_from_shapes
 from memlog.estimates.device_memory import Cublas
 from memlog.estimates.places import Places

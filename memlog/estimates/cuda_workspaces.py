@@ -13,46 +13,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from memlog.estimates.cuda_kernels import (
-    attention,
-    composites,
-    convolutions,
-    distances,
-    embeddings,
-    images,
-    layers,
-    lists,
-    losses,
-    products,
-    reductions,
-    sorting,
-)
-from memlog.estimates.cuda_kernels.call import Call, Gpu, Temporaries
+from memlog.estimates.cuda_kernels import attention, layers, losses, reductions, sorting
+from memlog.estimates.cuda_kernels.reductions import Call, Gpu, Temporaries
 from memlog.tracer.engines.cpu import op_workspace
 from memlog.tracer.engines.cpu.op_workspace import Workspace
 from memlog.tracer.torch_private import operation_name
 
+_TABLES: Final = (reductions, attention, layers, losses, sorting)
 TEMPORARIES: Final[Mapping[str, Temporaries]] = {
-    **reductions.TEMPORARIES,
-    **attention.TEMPORARIES,
-    **composites.TEMPORARIES,
-    **convolutions.TEMPORARIES,
-    **distances.TEMPORARIES,
-    **embeddings.TEMPORARIES,
-    **images.TEMPORARIES,
-    **layers.TEMPORARIES,
-    **lists.TEMPORARIES,
-    **losses.TEMPORARIES,
-    **products.TEMPORARIES,
-    **sorting.TEMPORARIES,
+    name: temporaries for table in _TABLES for name, temporaries in table.TEMPORARIES.items()
 }
 """Functions by an operation's name, without the underscore at the end."""
 ORDERS: Final = {
-    **composites.ORDERS,
-    **convolutions.ORDERS,
-    **embeddings.ORDERS,
-    **layers.ORDERS,
-    **losses.ORDERS,
+    name: order for table in (layers, losses, sorting) for name, order in table.ORDERS.items()
 }
 _BY_LIBRARIES: Final = frozenset(
     (

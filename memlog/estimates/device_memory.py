@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memlog._internal.terminal import MIB
 from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
-from memlog.estimates.cuda_kernels.call import Gpu
+from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.places import DEVICE, Places
 from memlog.estimates.traced_training import TracedTraining
 from memlog.trace import encoding

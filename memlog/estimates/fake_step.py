@@ -26,7 +26,7 @@ from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
-from memlog.estimates.cuda_kernels.call import Gpu
+from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.places import ON_HOST, Places, all_on_cpu
 from memlog.estimates.several_processes import needs_other_processes
 from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import torch
 
 from memlog.errors import ConfigurationError
-from memlog.estimates.cuda_kernels.call import A100, Gpu
+from memlog.estimates.cuda_kernels.reductions import A100, Gpu
 from memlog.probes.nvml import LIBRARY
 
 _OLDER, _LATER, _SMALL = 1024, 2048, 1536

@@ -21,7 +21,7 @@ from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
 from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.compiled_code import can_plan, planned_by_inductor
-from memlog.estimates.cuda_kernels.call import A100, Gpu
+from memlog.estimates.cuda_kernels.reductions import A100, Gpu
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
 from memlog.estimates.fakes import Fakes

@@ -1,19 +1,28 @@
-"""Buffers of layers on CUDA.
+"""Buffers of layers on CUDA: norms, convolutions without cuDNN's workspaces, images, products of matrices.
 
 Sources, in torch's ``aten/src/ATen/native``: ``cuda/SoftMax.cu``, ``cuda/layer_norm_kernel.cu``,
 ``cuda/group_norm_kernel.cu`` and ``cuda/Normalization.cuh``.
+
+Sources: ``Convolution.cpp`` and ``cudnn/ConvShared.cpp`` in torch's ``aten/src/ATen/native``.
+
+Sources, in torch's ``aten/src/ATen/native/cuda``: ``DilatedMaxPool2d.cu``, ``AdaptiveMaxPooling2d.cu``,
+``AveragePool3d.cu``, ``AdaptiveAveragePooling3d.cu``, ``ReflectionPad.cu``, ``Im2Col.cu`` and
+``UpSample….cu``; ``AffineGridGenerator.cpp`` in ``aten/src/ATen/native``.
+
+Sources: ``cuda/Blas.cpp`` in torch's ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from memlog.estimates.convolution_layouts import suggested
-from memlog.estimates.cuda_kernels.call import (
+from memlog.estimates.convolution_layouts import layout_of_results, suggested
+from memlog.estimates.cuda_kernels.reductions import (
     NONE,
     Blocks,
     Call,
@@ -22,8 +31,9 @@ from memlog.estimates.cuda_kernels.call import (
     beside,
     bytes_of,
     copy_bytes,
+    reduced,
+    sums,
 )
-from memlog.estimates.cuda_kernels.reductions import reduced, sums
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -235,6 +245,164 @@ def _order_of_gradients(call: Call) -> tuple[int, ...]:
     return (1, 2, 0) if own and weight is not None and all(call["output_mask"]) else ()
 
 
+_IMAGES: Final = (4, 5)
+"""Dimensions of the inputs of a convolution in two or three dimensions."""
+
+
+def _convolution(call: Call) -> Blocks:
+    values, weight = call["input"], call["weight"]
+    layout = layout_of_results(values, weight)
+    before, after = _copied(values, layout), _copied(weight, layout)
+    return (*_some(before), RESULTS, *_around(after), *_some(-before))
+
+
+def _convolution_backward(call: Call) -> Blocks:
+    """Return copies in cuDNN's layout, and the buffers of the sum that is the bias's gradient."""
+    gradient, values, weight = call["grad_output"], call["input"], call["weight"]
+    for_input, for_weight, for_bias = call["output_mask"]
+    layout = layout_of_results(values, weight)
+    whole = call["transposed"] or suggested(values) is not suggested(gradient)
+    first = (_copied(values, layout), _copied(gradient, layout) if whole else 0)
+    again = 0 if whole else _copied(gradient, layout)
+    parts: Blocks = ()
+    if for_input:
+        parts += (RESULTS, *_around(_copied(weight, layout), again))
+    if for_weight:
+        parts += (*_some(again), RESULTS, *_some(-again))
+    after = tuple(-size for size in reversed(_some(*first)))
+    if for_bias:
+        dims = (0, *range(2, gradient.ndim))
+        kernel = sums(gradient.dtype, gradient.dtype)
+        bias = reduced(call.gpu, gradient, dims, kernel, gradient.element_size())
+        after += (RESULTS, *bias)
+    return (*_some(*first), *parts, *after)
+
+
+def _some(*sizes: int) -> Blocks:
+    """Return the sizes of copies that are made."""
+    return tuple(size for size in sizes if size)
+
+
+def _around(*sizes: int) -> Blocks:
+    given = _some(*sizes)
+    return (*given, *(-size for size in reversed(given)))
+
+
+def _copied(tensor: Tensor, layout: torch.memory_format) -> int:
+    return 0 if tensor.is_contiguous(memory_format=layout) else bytes_of(tensor)
+
+
+def _order(call: Call) -> tuple[int, ...]:
+    """Return the order of the gradients: torch's own kernel, without cuDNN, first takes the weight's."""
+    values, weight = call["input"], call["weight"]
+    own = (
+        not call["transposed"]
+        and values.ndim in _IMAGES
+        and values.shape[1] == call["groups"] > 1
+        and values.dtype is not torch.float16
+        and layout_of_results(values, weight) is torch.contiguous_format
+    )
+    return (1, 0, 2) if own and all(call["output_mask"][:2]) else ()
+
+
+def _largest(call: Call) -> Blocks:
+    values = call["self"]
+    return beside(_copied(values, suggested(values)))
+
+
+def _largest_backward(call: Call) -> Blocks:
+    values, gradient = call["self"], call["grad_output"]
+    layout = suggested(values)
+    return beside(_copied(gradient, layout), _copied(values, layout))
+
+
+def _copied_after(call: Call) -> Blocks:
+    return beside(copy_bytes(call.first))
+
+
+def _gradient(call: Call) -> Blocks:
+    gradient = call.first
+    return beside(_copied(gradient, suggested(gradient)))
+
+
+def _pooled_backward(call: Call) -> Blocks:
+    return beside(_copied(call["grad_output"], suggested(call["self"])))
+
+
+def _adaptive_averages_backward(call: Call) -> Blocks:
+    """Return a copy of the gradient. The kernel for channels that lie side by side reads any gradient."""
+    by_rows = suggested(call["self"]) is torch.contiguous_format
+    return beside(copy_bytes(call["grad_output"])) if by_rows else NONE
+
+
+def _resized(call: Call) -> Blocks:
+    """Return a contiguous result, which is copied into the result, and a copy of the images."""
+    return beside(copy_bytes(call.out), copy_bytes(call.first))
+
+
+def _adaptive_largest(call: Call) -> Blocks:
+    return beside(*map(copy_bytes, (*call.out, call["self"])))
+
+
+def _columns(call: Call) -> Blocks:
+    """Return a copy, and a tensor with the input's shape, which is resized to become the result."""
+    values = call["self"]
+    before = bytes_of(values) if bytes_of(call.out) > bytes_of(values) else 0
+    return around_results(before, copy_bytes(values))
+
+
+def _grid(call: Call) -> Blocks:
+    """Return the grid before the product with the matrices, and what computes the steps of each axis."""
+    samples, _, *sides = call["size"]
+    itemsize = call["theta"].element_size()
+    grid = samples * prod(sides) * (len(sides) + 1) * itemsize
+    of_axis = 1 if call["align_corners"] else 3
+    axes: Blocks = ()
+    for side in reversed(sides):
+        axes += beside(*[side * itemsize] * (of_axis if side > 1 else 1))
+    return (grid, *axes, RESULTS, -grid)
+
+
+_COPY_FIRST: Final = """
+    upsample_nearest1d _upsample_nearest_exact1d upsample_nearest1d_backward
+    _upsample_nearest_exact1d_backward upsample_linear1d_backward upsample_bicubic2d_backward
+    _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward upsample_nearest3d_backward
+    _upsample_nearest_exact3d_backward reflection_pad1d reflection_pad2d reflection_pad3d
+    reflection_pad1d_backward reflection_pad2d_backward avg_pool3d avg_pool3d_backward
+    _adaptive_avg_pool3d_backward adaptive_max_pool3d adaptive_max_pool3d_backward
+    fractional_max_pool2d_backward col2im
+"""
+"""Operations that copy their first argument, unless it is contiguous."""
+_RESIZE: Final = """
+    upsample_nearest3d _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+"""
+_RESIZE_BACKWARD: Final = """
+    upsample_nearest2d_backward _upsample_nearest_exact2d_backward upsample_bilinear2d_backward
+"""
+
+
+def _readable(rows: int, columns: int, row: int, column: int) -> bool:
+    """Return whether the values of rows or of columns are side by side (``prepare_matrix_for_cublas``).
+
+    ``row``, ``column``: Strides.
+    """
+    return (row == 1 and column >= max(1, rows)) or (column == 1 and row >= max(1, columns))
+
+
+def _copied_matrices(matrix: Tensor) -> int:
+    readable = _readable(*matrix.shape[-2:], *matrix.stride()[-2:])
+    return 0 if readable else bytes_of(matrix)
+
+
+def _product(one: str, other: str) -> Temporaries:
+    """Return the function for a product. The second matrix is copied first: cuBLAS counts by columns."""
+
+    def copies(call: Call) -> Blocks:
+        return beside(_copied_matrices(call[other]), _copied_matrices(call[one]))
+
+    return copies
+
+
 TEMPORARIES: Final[dict[str, Temporaries]] = {
     "native_dropout": lambda _: NONE,
     "_softmax": _softmax,
@@ -249,9 +417,37 @@ TEMPORARIES: Final[dict[str, Temporaries]] = {
     "_fused_rms_norm_backward": lambda call: beside(copy_bytes(call["grad_out"])),
     "native_batch_norm": _batch_norm,
     "native_batch_norm_backward": _batch_norm_backward,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(_COPY_FIRST.split(), _copied_after),
+    **dict.fromkeys(_RESIZE.split(), _resized),
+    **dict.fromkeys(_RESIZE_BACKWARD.split(), _gradient),
+    "max_pool2d_with_indices": _largest,
+    "max_pool2d_with_indices_backward": _largest_backward,
+    "max_pool3d_with_indices_backward": _pooled_backward,
+    "avg_pool2d_backward": _pooled_backward,
+    "_adaptive_avg_pool2d_backward": _adaptive_averages_backward,
+    "_adaptive_avg_pool3d": lambda call: around_results(copy_bytes(call.first)),
+    "adaptive_max_pool2d": _adaptive_largest,
+    "adaptive_max_pool2d_backward": lambda call: beside(
+        *map(copy_bytes, (call["grad_output"], call["indices"], call.out))
+    ),
+    "upsample_trilinear3d_backward": lambda call: beside(
+        copy_bytes(call["grad_output"]), copy_bytes(call.out)
+    ),
+    "im2col": _columns,
+    "affine_grid_generator": _grid,
+    "mm": _product("self", "mat2"),
+    "bmm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2"),
+    "baddbmm": _product("batch1", "batch2"),
+    "mv": lambda call: beside(_copied_matrices(call["self"])),
 }
+
+
 ORDERS: Final[dict[str, Callable[[Call], tuple[int, ...]]]] = {
     "native_dropout": lambda _: (1, 0),
     "native_batch_norm_backward": _order_of_gradients,
+    "convolution_backward": _order,
 }
 """Functions that return `Workspace.order`. Dropout first allocates its mask."""
