@@ -30,7 +30,7 @@ from memlog.trace.predict.fitting import FittingPlan
 
 if TYPE_CHECKING:
     from memlog.estimates import Estimate
-    from memlog.estimates.changes import StepChanges
+    from memlog.estimates.plan import StepChanges
 
 SCHEMA = 1
 _PROCESS = "the process's own memory"
@@ -173,8 +173,11 @@ def _plan(
     if more or others:
         raise ConfigurationError("--fit plans one step: write one batch size and one length")
     _need_torch()
-    from memlog.estimates.changes import NO_CHANGES  # noqa: PLC0415 - needs torch
-    from memlog.estimates.plan import plan, refuse_plan  # noqa: PLC0415
+    from memlog.estimates.plan import (  # noqa: PLC0415
+        NO_CHANGES,
+        plan,
+        refuse_plan,
+    )
 
     refuse_plan(device)
     function = _function(target)

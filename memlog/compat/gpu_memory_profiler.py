@@ -4,6 +4,6 @@ The estimate is computed from the model. The older module contained fixed figure
 ``python examples/gpu_memory_profiler.py`` prints the estimate for the UNet in HYCO's documents.
 """
 
-from memlog.estimates.phases_of_a_step import MemoryEstimate, estimate_memory
+from memlog.estimates.fake_step import MemoryEstimate, estimate_memory
 
 __all__ = ["MemoryEstimate", "estimate_memory"]

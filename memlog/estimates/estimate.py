@@ -16,7 +16,6 @@ from memlog._internal.terminal import MIB, format_bytes
 from memlog._internal.text_parser import read_size
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
-from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.device_memory import (
     CONTEXT,
@@ -24,18 +23,16 @@ from memlog.estimates.device_memory import (
     NO_STEP,
     Replay,
     SizeRange,
+    TracedTraining,
     in_short,
 )
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons
-from memlog.estimates.fakes import real_indices
+from memlog.estimates.fakes import any_initial_values, one_of, real_indices
 from memlog.estimates.gpus import chosen
-from memlog.estimates.initial_values import any_initial_values
 from memlog.estimates.places import Places, all_on_cpu
-from memlog.estimates.plan import plan, refuse_plan
+from memlog.estimates.plan import NO_CHANGES, StepChanges, plan, refuse_plan
 from memlog.estimates.question import Question
-from memlog.estimates.several_processes import one_of
-from memlog.estimates.traced_training import TracedTraining
 from memlog.facts.first_checkpoint import SavingCost, saving_costs
 from memlog.trace import exporters
 from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
@@ -459,7 +456,7 @@ def estimate_made_by(
 
     if ranks is None:
         return of_rank(0)
-    from memlog.estimates.pipeline import found_by_rank  # noqa: PLC0415 - it loads torch.distributed
+    from memlog.estimates.ranks import found_by_rank  # noqa: PLC0415 - it loads torch.distributed
 
     by_rank = found_by_rank(of_rank)
     most = max(by_rank.values(), key=lambda each: each.needed)

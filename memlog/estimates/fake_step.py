@@ -1,4 +1,8 @@
-"""Trace of a training step on fake tensors."""
+"""Trace of a training step on fake tensors.
+
+Sizes are those of tensors alone. Workspaces of operations and bytes that an allocator adds are not included.
+`memlog.estimate` includes them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import gc
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,17 +27,22 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memlog._internal.terminal import MIB
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
+from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.reductions import Gpu
+from memlog.estimates.device_memory import TracedTraining, host_tensors, moved_together
+from memlog.estimates.fake_mode import FakeMode
+from memlog.estimates.fakes import Fakes, needs_other_processes
 from memlog.estimates.places import ON_HOST, Places, all_on_cpu
-from memlog.estimates.several_processes import needs_other_processes
-from memlog.estimates.traced_training import TracedTraining, host_tensors, moved_together
 from memlog.estimates.unknown_values import ArrayMadeError, ValueUsedError, unknown_values
+from memlog.trace.accounting import PhaseName, phase_levels
 from memlog.trace.records import RecordedTrace
 from memlog.tracer import torch_private
+from memlog.tracer.tensor_storages import tensors_in
 from memlog.tracer.window import TraceWindow
 
 _LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parents[1])
@@ -330,3 +340,106 @@ def _place(error: BaseException) -> str:
         and not frame.filename.startswith("<")
     ]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: " if own else ""
+
+
+class MemoryEstimate(msgspec.Struct, frozen=True):
+    """Bytes that a training step takes when the optimizer's state already exists."""
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    data: int
+    """Bytes of the batch: tensors made before the model's first call."""
+    activations: int
+    """Bytes of the tensors that the forward pass keeps for the backward pass, including the loss."""
+    after_data: int
+    after_forward: int
+    after_backward: int
+    after_optimizer: int
+    peak: int
+
+    def text(self) -> str:
+        """Return the estimate as lines of text."""
+        rows = {
+            "Model weights": self.parameters + self.buffers,
+            "Gradients": self.gradients,
+            "Optimizer state": self.optimizer_state,
+            "Input/output data": self.data,
+            "Activations": self.activations,
+            "After the data": self.after_data,
+            "After forward": self.after_forward,
+            "After backward": self.after_backward,
+            "After the optimizer": self.after_optimizer,
+            "Peak": self.peak,
+        }
+        return "\n".join(f"  {name + ':':20} {size / MIB:10.1f} MiB" for name, size in rows.items())
+
+
+@only_new_objects()
+def estimate_memory(
+    model: nn.Module,
+    loss: Callable[[Any], Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam,
+    *,
+    accumulate: int = 1,
+) -> MemoryEstimate:
+    """Estimate the memory of a training step. Nothing is computed, and the model stays unchanged.
+
+    Args:
+        model: The model, which can be on the device ``meta``. Only its tensors' shapes and types matter.
+        loss: Function that gets the model, makes a batch (``torch.randn(…)``) and returns the loss. It may
+            use `torch.autocast` and ``checkpoint``, but not branch on a tensor's value.
+        optimizer: Function that makes an optimizer from the parameters.
+        accumulate: Number of batches whose gradients are added up before the optimizer's step.
+
+    Raises:
+        ConfigurationError: ``loss`` branches on a tensor's value.
+    """
+    mode = FakeMode()
+    with Fakes(mode).replace(model), planned_by_inductor(), mode, reasons():
+        steps = optimizer(model.parameters())
+        gradients = 0
+
+        def step() -> None:
+            nonlocal gradients
+            for _ in range(accumulate):
+                loss(model).backward()
+            gradients = _size(p.grad for p in model.parameters() if p.grad is not None)
+            steps.step()
+            steps.zero_grad()
+
+        trace = traced_step(step, model, (), measure=False)
+        state = _size(tensors_in([dict(each) for each in steps.state.values()]))
+        return _estimate(trace, model, state, gradients)
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _estimate(trace: RecordedTrace, model: nn.Module, state: int, gradients: int) -> MemoryEstimate:
+    levels = phase_levels(trace)
+    if levels is None or trace.result.peak is None:
+        raise ConfigurationError("the step's phases are unknown")
+    at_start = trace.result.before or 0
+
+    def after(name: PhaseName, default: int) -> int:
+        return levels[name].after if name in levels else default
+
+    after_data = after("data", at_start)
+    after_forward = after("forward", after_data)
+    after_backward = after("backward", after_forward)
+    return MemoryEstimate(
+        parameters=_size(model.parameters()),
+        buffers=_size(model.buffers()),
+        gradients=gradients,
+        optimizer_state=state,
+        data=after_data - at_start,
+        activations=after_forward - after_data,
+        after_data=after_data,
+        after_forward=after_forward,
+        after_backward=after_backward,
+        after_optimizer=after("optimizer", after_backward),
+        peak=trace.result.peak,
+    )

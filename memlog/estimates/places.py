@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from memlog.estimates.real_tensors import extent
+from memlog.estimates.cpu_workspaces import extent
 from memlog.tracer.tensor_storages import plain_tensors, tensors_in
 from memlog.tracer.torch_private import ENGINE
 

@@ -6,13 +6,20 @@ Changes are not added up: each combination that is tried is an estimate of the s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
+import torch
 from msgspec.structs import replace
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
 from memlog.errors import ConfigurationError
-from memlog.estimates.changes import NO_CHANGES, StepChanges
+from memlog.estimates.fakes import is_distributed
 from memlog.trace.predict import advise
 from memlog.trace.predict.fitting import (
     Choices,
@@ -26,6 +33,7 @@ from memlog.trace.predict.plan_code import plan_code
 
 if TYPE_CHECKING:
     from memlog.estimates.estimate import Estimate
+
 
 _SEVERAL: Final = "With several ranks (--ranks 8, ranks=8), a plan also shards the model."
 ADAFACTOR: Final = "torch.optim.Adafactor()"
@@ -115,3 +123,164 @@ def _more_operations(estimated: Callable[[StepChanges], Estimate], chosen: StepC
     estimated(replace(chosen, checkpointed=(), operations=without))
     estimated(replace(chosen, operations=recomputing))
     return recomputing[-1] / without[-1] - 1 if without[-1] else 0.0
+
+
+_UNKNOWN = "the model is unknown: pass model= to memlog.estimate"
+
+
+class StepChanges(PlannedChanges, frozen=True, kw_only=True):
+    """Changes of a step that an estimate runs. Of other optimizers, it knows Adafactor.
+
+    Attributes:
+        operations: List to which each step appends its number of floating-point operations; ``None``: they
+            are not counted. Counting changes the memory of the step.
+    """
+
+    operations: list[int] | None = None
+
+    def shard(self, model: nn.Module | None, optimizers: Sequence[Optimizer]) -> None:
+        """Shard the model if this is a change, and give the optimizers its new parameters.
+
+        The model stays so.
+
+        Raises:
+            ConfigurationError: The model is unknown, or distributed already.
+        """
+        if self.sharded is None:
+            return
+        # They load torch.distributed, which takes half a second.
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard  # noqa: PLC0415
+        from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
+
+        if model is None:
+            raise ConfigurationError(_UNKNOWN)
+        is_replicated = any(isinstance(each, DistributedDataParallel) for each in model.modules())
+        if is_replicated or any(map(is_distributed, model.parameters())):
+            raise ConfigurationError("the model is distributed already")
+        homes = {
+            id(parameter): (module, name)
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        policy = CPUOffloadPolicy() if self.parameters_on_host else OffloadPolicy()
+        for module in (*map(model.get_submodule, self.sharded), model):
+            fully_shard(module, offload_policy=policy)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["params"] = [
+                getattr(*homes[id(each)]) if id(each) in homes else each for each in group["params"]
+            ]
+
+    @contextmanager
+    def made(
+        self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> Iterator[tuple[Callable[[], object], Sequence[Optimizer]]]:
+        """Make the changes inside the block, all but sharding.
+
+        Yield the changed step, which trains with one whole batch, and the optimizers that then step.
+
+        Raises:
+            ConfigurationError: The model is unknown.
+        """
+        if model is None and self.checkpointed:
+            raise ConfigurationError(_UNKNOWN)
+        with ExitStack() as stack:
+            modules = {} if model is None else dict(model.named_modules())
+            for module in map(modules.__getitem__, self.checkpointed):
+                forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+                stack.enter_context(patch.object(module, "forward", forward))
+            stepping = optimizers
+            if self.optimizer:
+                stepping = [torch.optim.Adafactor(_only_parameters(each)) for each in optimizers]
+                for optimizer, other in zip(optimizers, stepping, strict=True):
+                    stack.enter_context(patch.object(optimizer, "step", other.step))
+            for optimizer in stepping if self.one_by_one else ():
+                for group in optimizer.param_groups:
+                    stack.enter_context(patch.dict(group, {"foreach": False}))
+            yield functools.partial(self._run, step, model, optimizers), stepping
+
+    def _run(
+        self, step: Callable[[], object], model: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> object:
+        with (
+            _counting(self.operations) if self.operations is not None else nullcontext(),
+            _in_bfloat16() if self.autocast else nullcontext(),
+            torch.autograd.graph.save_on_cpu(pin_memory=True) if self.on_host else nullcontext(),
+        ):
+            if self.parts == 1:
+                return step()
+            # The peak of the second part is that of all later ones: gradients are there from the first.
+            with _in_part(model, optimizers, is_last=False):
+                step()
+            with _in_part(model, optimizers, is_last=True):
+                return step()
+
+
+NO_CHANGES = StepChanges()
+
+
+def _only_parameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{"params": group["params"]} for group in optimizer.param_groups]
+
+
+@contextmanager
+def _counting(operations: list[int]) -> Iterator[None]:
+    # Without triton, this module warns when it is loaded that triton's kernels don't count.
+    log = logging.getLogger("torch.utils.flop_counter")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - rarely needed
+
+    log.setLevel(before)
+    with FlopCounterMode(display=False) as counter:
+        yield
+    operations.append(counter.get_total_flops())
+
+
+@contextmanager
+def _in_bfloat16() -> Iterator[None]:
+    """Let operations run under autocast, as if the context ended before each backward pass."""
+    backward = torch.autograd.backward
+    autocast = torch.autocast("cuda", dtype=torch.bfloat16)
+
+    @functools.wraps(backward)
+    def without(*args: Any, **kwargs: Any) -> None:
+        autocast.__exit__(None, None, None)
+        try:
+            backward(*args, **kwargs)
+        finally:
+            autocast.__enter__()
+
+    with patch.object(torch.autograd, "backward", without), autocast:
+        yield
+
+
+@contextmanager
+def _in_part(
+    model: nn.Module | None, optimizers: Sequence[Optimizer], *, is_last: bool
+) -> Iterator[None]:
+    """Let the optimizers step in the last part of a batch only.
+
+    A step clears the gradients before its backward pass or after the optimizer's step. So that the parts'
+    gradients add up, they are cleared before the first part or after the last one.
+    """
+    stepped = False
+
+    def clears(clear: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        if stepped == is_last:
+            clear(*args, **kwargs)
+
+    def steps(take: Callable[..., object], *args: Any, **kwargs: Any) -> object:
+        nonlocal stepped
+        stepped = True
+        return take(*args, **kwargs) if is_last else None
+
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(
+                patch.object(optimizer, "step", functools.partial(steps, optimizer.step))
+            )
+        owners: list[Any] = [*optimizers, *([] if model is None else [model])]
+        for owner in owners:
+            clear = functools.partial(clears, owner.zero_grad)
+            stack.enter_context(patch.object(owner, "zero_grad", clear))
+        yield

@@ -19,16 +19,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
-from memlog.estimates.changes import NO_CHANGES, StepChanges
 from memlog.estimates.compiled_code import can_plan, planned_by_inductor
 from memlog.estimates.cuda_kernels.reductions import A100, Gpu
+from memlog.estimates.device_memory import TracedTraining
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fake_step import only_new_objects, reasons, traced_step, traced_training
-from memlog.estimates.fakes import Fakes
-from memlog.estimates.initial_values import any_initial_values
+from memlog.estimates.fakes import Fakes, any_initial_values, one_of, refuse_several_processes
 from memlog.estimates.places import Places, all_on_cpu
-from memlog.estimates.several_processes import one_of, refuse_several_processes
-from memlog.estimates.traced_training import TracedTraining
+from memlog.estimates.plan import NO_CHANGES, StepChanges
 from memlog.events import SavedState
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.cpu.live_storages import counted_instead

@@ -1,8 +1,13 @@
-"""Values of fake tensors, and packed sequences, which need the values of lengths.
+"""Operations that need values which fake tensors don't have: packed sequences, scaled gradients, LBFGS.
 
 The bytes of a packed sequence depend on the lengths. If the program passes numbers, the lengths are known. If
 they are in a tensor, each sequence counts with the full length. The allocations follow ATen's
 ``PackedSequence.cpp`` (torch 2.13).
+
+The real step ends an iteration, keeps a direction, or searches along it further, depending on values. Here
+each step makes all its iterations, the history is full after the first step, and a search along a line
+(``strong_wolfe``) narrows its bracket twice. So the estimate is that of a training's largest steps. The
+allocations follow ``torch/optim/lbfgs.py`` (torch 2.13).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from torch import _VF, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.nn.utils import rnn
+from torch.optim import LBFGS
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -28,9 +34,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memlog.errors import ConfigurationError
-from memlog.estimates.fakes import real_indices
-from memlog.estimates.lbfgs import lbfgs_without_values
-from memlog.estimates.several_processes import part_of
+from memlog.estimates.fakes import part_of, real_indices
 
 _CALCULATES = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ "
@@ -283,3 +287,105 @@ def _unpack(
         offset += count
     lengths = torch.empty(sizes[0], dtype=torch.int64)
     return (whole.transpose(0, 1) if batch_first else whole), lengths
+
+
+_EVALUATIONS = 3
+"""Evaluations of a search along a line. Further ones need no more memory."""
+
+
+@contextmanager
+def lbfgs_without_values() -> Iterator[None]:
+    """Inside the block, the steps of LBFGS decide by no value."""
+    step: Any = Optimizer.profile_hook_step(_step)
+    step.hooked = True
+    with patch.object(LBFGS, "step", step):
+        yield
+
+
+@torch.no_grad()
+def _step(self: LBFGS, closure: Callable[[], Tensor]) -> Tensor:
+    evaluate = torch.enable_grad()(closure)
+    group, own = self.param_groups[0], self.state[self._params[0]]
+    loss: Tensor = evaluate()
+    gradient = self._gather_flat_grad()
+    gradient.abs().max()
+    evaluations = 1
+    direction, rest = own.get("d"), None  # torch's function holds both until it has new ones
+    for iteration in range(1, group["max_iter"] + 1):
+        direction, rest = _direct(own, direction, gradient, group["history_size"])
+        rate = group["lr"]
+        slope = gradient.dot(direction)
+        if group["line_search_fn"] is not None:
+            most = min(group["max_eval"] - evaluations, _EVALUATIONS)
+            gradient = _search(self, evaluate, direction, gradient, slope, most)
+            self._add_grad(rate, direction)
+            evaluations += most
+        else:
+            self._add_grad(rate, direction)
+            if iteration < group["max_iter"]:
+                evaluate()
+                gradient = self._gather_flat_grad()
+                gradient.abs().max()
+                evaluations += 1
+        if evaluations >= group["max_eval"]:
+            break
+        direction.mul(rate).abs().max()
+    own["d"] = direction
+    del rest
+    for name in ("old_dirs", "old_stps"):
+        own[name] += [
+            torch.empty_like(gradient) for _ in range(group["history_size"] - len(own[name]))
+        ]
+    return loss
+
+
+def _direct(
+    own: dict[str, Any], last: Tensor | None, gradient: Tensor, size: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the direction of an iteration. Add the ``last`` direction and step to the history."""
+    if last is None:
+        direction = gradient.neg()
+        own.update(old_dirs=[], old_stps=[], al=[None] * size)
+        own["prev_flat_grad"] = gradient.clone(memory_format=torch.contiguous_format)
+        return direction, None
+    change, moved = gradient.sub(own["prev_flat_grad"]), last.mul(1.0)
+    product = change.dot(moved)
+    for name, new in (("old_dirs", change), ("old_stps", moved)):
+        if len(own[name]) == size:
+            own[name].pop(0)
+        own[name].append(new)
+    scale = product / change.dot(change)
+    rest = gradient.neg()
+    for at in range(len(own["old_dirs"])):
+        own["al"][at] = own["old_stps"][at].dot(rest) * product
+        rest.add_(own["old_dirs"][at])
+    direction = torch.mul(rest, scale)
+    for at in range(len(own["old_dirs"])):
+        own["old_dirs"][at].dot(direction)
+        direction.add_(own["old_stps"][at])
+    own["prev_flat_grad"].copy_(gradient)
+    return direction, rest
+
+
+def _search(
+    optimizer: LBFGS,
+    evaluate: Callable[[], Tensor],
+    direction: Tensor,
+    gradient: Tensor,
+    slope: Tensor,
+    evaluations: int,
+) -> Tensor:
+    """Search along a line as ``strong_wolfe`` does, and return the gradient at the point found."""
+    start = optimizer._clone_param()
+    direction.abs().max()
+    bracket = [gradient.clone(memory_format=torch.contiguous_format)] * 2
+    found = gradient
+    for _ in range(evaluations):
+        optimizer._add_grad(1.0, direction)
+        evaluate()
+        new = optimizer._gather_flat_grad()
+        optimizer._set_param(start)
+        found = new
+        new.dot(direction).mul(slope)
+        bracket[1] = found.clone(memory_format=torch.contiguous_format)
+    return bracket[1]

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from memlog.estimates.one_rank import in_place_of_all_reduce
+from memlog.estimates.ranks import in_place_of_all_reduce
 
 RANKS = 8
 _WORDS, _WIDTH, _LENGTH = 4096, 256, 256

@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import memlog
 from memlog.cli.main import cli
 from memlog.errors import ConfigurationError
-from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import estimate_made_by
-from memlog.estimates.plan import ADAFACTOR, plan
+from memlog.estimates.plan import ADAFACTOR, StepChanges, plan
 
 pytestmark = [
     pytest.mark.integration,

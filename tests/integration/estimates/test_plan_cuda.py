@@ -17,8 +17,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memlog
-from memlog.estimates.changes import StepChanges
 from memlog.estimates.estimate import Estimate, estimate_made_by
+from memlog.estimates.plan import StepChanges
 from memlog.estimates.plan import plan as planned
 from memlog.trace.predict.fitting import FittingPlan
 

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import memlog
 from memlog.errors import ConfigurationError
 from memlog.estimates.estimate import estimate_made_by
-from memlog.estimates.one_rank import Chunks
+from memlog.estimates.ranks import Chunks
 
 MIB = 2**20
 WIDTH = 1024

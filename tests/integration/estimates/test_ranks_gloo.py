@@ -26,7 +26,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.fsdp import fully_shard  # defines fsdp's operations
 from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.estimates.ranks.gloo import counted_blocks
-from memlog.estimates.collectives import inside_gloo
+from memlog.estimates.ranks import inside_gloo
 
 warnings.simplefilter("ignore")
 N = 2**18

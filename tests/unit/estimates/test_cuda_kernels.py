@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from memlog.estimates.cuda_kernels.call import A100, Gpu
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import cuda_workspaces, gpus
 from memlog.estimates.cuda_kernels import cub
-from memlog.estimates.cuda_kernels.call import A100, Gpu
 from memlog.estimates.cuda_kernels.reductions import reduction
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 

@@ -1,18 +1,26 @@
-"""One rank of a training on several devices: torch's process group, meshes and wrappers on fake tensors.
+"""One rank of a training on several devices: process group, meshes, wrappers, pipeline stages, collectives.
 
 The rank runs alone, in torch's fake process group, whose collectives return at once. What a rank allocates
 follows from shapes, so it is the same as beside the others.
+
+Before the first step, each stage asks its neighbours for the shapes of its inputs and gradients. If the
+answer does not exist yet, the rank's run ends there, and begins again after the neighbour has run.
+
+On a CUDA device, NCCL works in the program's tensors. On the CPU, gloo works in copies. The rules for gloo
+are those of ``ProcessGroupGloo.cpp`` in torch 2.13, and are tested against two real ranks.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -21,6 +29,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle, init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.pipelining.stage import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
@@ -28,9 +37,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from memlog.errors import ConfigurationError
-from memlog.estimates import collectives, fake_mode
+from memlog.estimates import fake_mode
+from memlog.estimates.cpu_workspaces import bytes_of
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
+from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.engines.cpu.op_workspace import Workspace
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""
@@ -74,7 +86,7 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
         undo.enter_context(
             patch.dict(os.environ, {key: str(value) for key, value in environment.items()})
         )
-        undo.enter_context(collectives.counted(on_cpu=mode.places is None))
+        undo.enter_context(counted_collectives(on_cpu=mode.places is None))
         # torch's own fake result is a copy.
         undo.enter_context(patch.dict(fake_mode.INSTEAD, {_WAIT: lambda values: values}))
         # torch replaces the exception hook, and keeps the new one after the group's end.
@@ -310,3 +322,173 @@ def _in_order(value: Any) -> Any:
     if isinstance(value, FakeTensor):
         return torch.arange(value.numel(), dtype=torch.int).view(value.shape)
     return value
+
+
+_Found = TypeVar("_Found")
+
+
+class _AnswerMissing(BaseException):
+    """A rank needs an answer of another one, which has not run so far. No ``except Exception`` catches it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def found_by_rank(find: Callable[[int], _Found]) -> dict[int, _Found]:
+    """Return what ``find`` finds for the first rank, and for the ranks of its pipeline's other stages.
+
+    ``find`` gets a rank, and runs the program as this rank.
+
+    Raises:
+        ConfigurationError: The stages wait for each other, or their order can't be followed.
+    """
+    messages = _Messages()
+    found: dict[int, _Found] = {}
+    known = [0]
+    while waiting := [rank for rank in known if rank not in found]:
+        before = len(known), len(found), messages.count()
+        for rank in waiting if len(known) % 2 else reversed(waiting):
+            with messages.of(rank):
+                asked = _run(find, rank, found)
+            if asked is not None and asked not in known:
+                known.append(asked)
+        if before == (len(known), len(found), messages.count()):
+            raise ConfigurationError(
+                "the stages of the pipeline wait for each other in an order that an estimate can't follow: "
+                "estimate each stage as a model of its own"
+            )
+    return dict(sorted(found.items()))
+
+
+def _run(find: Callable[[int], _Found], rank: int, found: dict[int, _Found]) -> int | None:
+    """Run a rank, to its end or to an answer that is missing. Return the rank whose answer this is."""
+    try:
+        found[rank] = find(rank)
+    except _AnswerMissing as missing:
+        return missing.rank
+    return None
+
+
+class _Messages:
+    """Messages between the ranks of a pipeline."""
+
+    def __init__(self) -> None:
+        self._sent: defaultdict[tuple[int, int], list[Any]] = defaultdict(list)
+
+    def count(self) -> int:
+        return sum(map(len, self._sent.values()))
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Inside the block, the program is ``rank``: it sends its messages anew, and reads the others'."""
+        for route in [each for each in self._sent if each[0] == rank]:
+            del self._sent[route]
+        read: defaultdict[int, int] = defaultdict(int)
+
+        def send(objects: list[Any], dst: int, **_: Any) -> None:
+            self._sent[rank, dst] += copy.deepcopy(objects)
+
+        def receive(objects: list[Any], src: int, **_: Any) -> None:
+            sent = self._sent[src, rank]
+            for place in range(len(objects)):
+                if read[src] >= len(sent):
+                    raise _AnswerMissing(src)
+                objects[place] = copy.deepcopy(sent[read[src]])
+                read[src] += 1
+
+        with ExitStack() as undo:
+            undo.enter_context(patch.object(dist, "send_object_list", send))
+            undo.enter_context(patch.object(dist, "recv_object_list", receive))
+            # The stages vote on whether each of them knows its shapes. They always ask here: a vote that is
+            # received has no value in an estimate.
+            for vote in ("_warmup_forward_vote", "_warmup_backward_result"):  # older torch has none
+                undo.enter_context(patch.object(PipelineStage, vote, _no_vote, create=True))
+            # A schedule saves the states of the device's generators, which an estimate does not have.
+            undo.enter_context(patch.object(torch.random, "fork_rng", lambda **_: nullcontext()))
+            yield
+
+
+def _no_vote(*_: Any, **__: Any) -> Any:
+    with torch._C._DisableTorchDispatch():
+        return torch.zeros(1, dtype=torch.int32)
+
+
+_NAMESPACES: Final = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+_NONE: Final = Workspace(0, 0)
+_Rule: TypeAlias = Callable[[Any, Any], int]
+"""Function of a call's positional and keyword arguments that returns the bytes of the buffers."""
+
+
+def counted_collectives(*, on_cpu: bool) -> AbstractContextManager[None]:
+    """Inside the block, count what collectives allocate inside themselves: gloo's, or NCCL's (nothing)."""
+    return op_workspace.of_unmeasured(inside_gloo if on_cpu else _of_nccl)
+
+
+def _of_nccl(func: Any, _: Any, __: Any) -> Workspace | None:
+    return _NONE if getattr(func, "namespace", None) in _NAMESPACES else None
+
+
+def inside_gloo(func: Any, args: Any, kwargs: Any) -> Workspace | None:
+    """Return what an operation allocates inside itself with gloo; ``None``: unknown."""
+    schema = getattr(func, "_schema", None)
+    rule = None if schema is None else _GLOO.get(schema.name)
+    return None if rule is None else Workspace(rule(args, kwargs), 0)
+
+
+def _nothing(_: Any, __: Any) -> int:
+    return 0
+
+
+def _copy_of(position: int) -> _Rule:
+    """Return the rule of a collective that works in a copy of one of its arguments."""
+    return lambda args, _: _size(args[position])
+
+
+def _gathered(args: Any, _: Any) -> int:
+    """Return the bytes of what all ranks send, before they are in the result."""
+    values, ranks, *_rest = args
+    return _size(values) * int(ranks)
+
+
+def _chunk_cat(args: Any, kwargs: Any) -> int:
+    """Return the bytes of gradients that FSDP pads or makes contiguous, and of the sum in their own type.
+
+    On the CPU ``aten::_chunk_cat`` is composed of other operations.
+    """
+    tensors, dim, chunks = args[:3]
+    out = kwargs["out"]
+    copies = 0
+    for each in tensors:
+        padded = -(-each.shape[dim] // chunks) * chunks
+        if padded != each.shape[dim] or not each.is_contiguous():
+            copies += bytes_of(each) // max(each.shape[dim], 1) * padded
+    kind = tensors[0].dtype
+    return copies + (0 if kind is out.dtype else out.numel() * kind.itemsize)
+
+
+def _size(values: Any) -> int:
+    return sum(bytes_of(each) for each in tree_leaves(values) if isinstance(each, Tensor))
+
+
+_GLOO: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(
+        (
+            *("c10d::allreduce_", "c10d::alltoall_base_", "c10d::barrier", "c10d::broadcast_"),
+            *("c10d::recv_", "c10d::reduce_", "c10d::send"),
+            *("_c10d_functional::all_reduce", "_c10d_functional::all_reduce_"),
+            *("_c10d_functional::all_to_all_single", "_c10d_functional::broadcast"),
+            *("_c10d_functional::broadcast_", "_c10d_functional::wait_tensor"),
+            *("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"),
+        ),
+        _nothing,
+    ),
+    "c10d::_allgather_base_": _copy_of(0),
+    "c10d::_reduce_scatter_base_": _copy_of(1),
+    "c10d::allgather_": _copy_of(0),
+    "c10d::allreduce_coalesced_": _copy_of(0),
+    "_c10d_functional::all_gather_into_tensor": _gathered,
+    "_c10d_functional::reduce_scatter_tensor": _copy_of(0),
+    "fsdp::chunk_cat": _chunk_cat,
+}
+"""Rules by an operation's name. What the others allocate, such as the coalesced ones, is unknown."""
