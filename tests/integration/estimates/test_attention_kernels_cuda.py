@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from memlog.estimates.attention_on_cuda import Attention, AttentionKernel, chosen
 from support import child
 from support.devices import simulated
 from torch import Tensor
 
+from memlog.estimates.cuda_kernels.attention import Attention, AttentionKernel, chosen
 from memlog.estimates.gpus import of_this_machine
 
 pytestmark = pytest.mark.cuda

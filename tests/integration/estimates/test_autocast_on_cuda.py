@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from memlog.estimates.cuda_kernels.call import A100
 from torch import Tensor, nn
 from torch.nn import functional
 
 from memlog.estimates.as_on_cuda import as_on_cuda
+from memlog.estimates.cuda_kernels.reductions import A100
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from memlog.estimates.cuda_kernels.call import Gpu
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import memlog
 from memlog.estimates import cuda_workspaces
+from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.gpus import of_this_machine
 
 pytestmark = pytest.mark.cuda

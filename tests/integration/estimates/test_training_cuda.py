@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from memlog.estimates.cuda_kernels.call import Gpu
 from torch import nn
 
 import memlog
 from benchmarks.estimates import on_device
 from benchmarks.estimates.models import Case, cases
 from memlog.estimates.caching_allocator import CachingAllocator
+from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.device_memory import workspace_size
 
 pytestmark = pytest.mark.cuda

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from memlog.estimates.cuda_kernels.call import A100, Gpu
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import cuda_workspaces, gpus
-from memlog.estimates.cuda_kernels import cub
-from memlog.estimates.cuda_kernels.reductions import reduction
+from memlog.estimates.cuda_kernels import sorting
+from memlog.estimates.cuda_kernels.reductions import A100, Gpu, reduction
 from memlog.tracer.engines.cpu.op_workspace import RESULTS
 
 H100 = Gpu("H100", (9, 0), 132, 2048)
@@ -81,13 +80,13 @@ def test_softmax_in_backward_multiplies_gradient_and_result() -> None:
 
 
 def test_storage_of_sorts_and_scans() -> None:
-    assert cub.radix_sort(A100, 8192, 8, cub.bits_for(50304), 8) == 138_751
-    assert cub.radix_sort(A100, 1_000_000, 4) == 12_342_527
-    assert cub.radix_sort(H100, 1_000_000, 4) == 12_200_191
-    assert cub.radix_sort(A100, 1000, 8) == 1
-    assert cub.scan(10_000_000, 4) == 42_495
-    assert cub.scan(10_000_000, 8) == 179_711
-    assert cub.unique(A100, 1_000_000) == 13_055
+    assert sorting.radix_sort(A100, 8192, 8, sorting.bits_for(50304), 8) == 138_751
+    assert sorting.radix_sort(A100, 1_000_000, 4) == 12_342_527
+    assert sorting.radix_sort(H100, 1_000_000, 4) == 12_200_191
+    assert sorting.radix_sort(A100, 1000, 8) == 1
+    assert sorting.scan_storage(10_000_000, 4) == 42_495
+    assert sorting.scan_storage(10_000_000, 8) == 179_711
+    assert sorting.unique_storage(A100, 1_000_000) == 13_055
 
 
 def test_an_operation_of_cudnn_is_not_known_completely() -> None:
