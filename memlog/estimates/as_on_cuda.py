@@ -49,7 +49,7 @@ from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.cuda_workspaces import computed_from_shapes
 from memlog.estimates.device_memory import Cublas
 from memlog.estimates.places import Places
-from memlog.tracer.engines.cpu import live_storages, patches, storage_events
+from memlog.tracer.engines import live_storages, patches, storage_events
 
 _KEPT_BY_GRU: Final = 5
 """Values that the GRU's kernel keeps for each value of the state."""

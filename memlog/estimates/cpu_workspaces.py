@@ -35,8 +35,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog._internal.terminal import MIB
 from memlog.estimates import ctc_of_lists
-from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines import op_workspace
+from memlog.tracer.engines.op_workspace import Workspace
 from memlog.tracer.tensor_storages import is_sparse
 from memlog.tracer.torch_private import operation_name
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines.op_workspace import Workspace
 
 _aten = torch.ops.aten
 _LOG_ALPHA = 6

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from memlog.estimates.cuda_kernels import attention, layers, losses, reductions, sorting
 from memlog.estimates.cuda_kernels.reductions import Call, Gpu, Temporaries
-from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines import op_workspace
+from memlog.tracer.engines.op_workspace import Workspace
 from memlog.tracer.torch_private import operation_name
 
 _TABLES: Final = (reductions, attention, layers, losses, sorting)

@@ -25,7 +25,7 @@ from memlog.estimates.places import DEVICE, Places
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
 from memlog.tracer import torch_private
-from memlog.tracer.engines.cpu.operation_recorder import UNMEASURED_PREFIX
+from memlog.tracer.engines.operation_recorder import UNMEASURED_PREFIX
 
 _NAMES: Final = """
     mm addmm bmm baddbmm addbmm mv addmv dot vdot _addmm_activation _scaled_mm _int_mm

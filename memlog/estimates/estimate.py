@@ -39,7 +39,7 @@ from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise
 from memlog.trace.predict.fitting import FittingPlan
 from memlog.trace.records import LayerFigures, RecordedTrace
-from memlog.tracer.engines.cpu.operation_recorder import ALWAYS
+from memlog.tracer.engines.operation_recorder import ALWAYS
 
 MARGIN = 0.02
 """Safety margin, as a fraction of the estimate. `make estimate-bench` shows how often it is too small."""

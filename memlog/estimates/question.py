@@ -29,8 +29,8 @@ from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.plan import NO_CHANGES, StepChanges
 from memlog.events import SavedState
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.engines.cpu.live_storages import counted_instead
-from memlog.tracer.engines.selection import are_compiled
+from memlog.tracer.engines.live_storages import counted_instead
+from memlog.tracer.window import are_compiled
 
 DeviceType: TypeAlias = Literal["cuda", "cpu"]
 _Of = TypeVar("_Of")

@@ -41,8 +41,8 @@ from memlog.estimates import fake_mode
 from memlog.estimates.cpu_workspaces import bytes_of
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
-from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import Workspace
+from memlog.tracer.engines import op_workspace
+from memlog.tracer.engines.op_workspace import Workspace
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""

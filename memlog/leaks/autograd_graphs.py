@@ -49,8 +49,8 @@ from memlog.leaks.live_tensors import LiveTensors, storage_of, tensor_storage
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import plain_tensors
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.calling_lines import CallingLines
-from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
+from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
+from memlog.tracer.module_stack import CallingLines
 
 _MAX_NODES: Final = 30_000
 _MAX_PACKED: Final = 200

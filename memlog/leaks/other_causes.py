@@ -48,7 +48,7 @@ from memlog.probes.allocators import (
     read_heap,
     read_sqlite_bytes,
 )
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 _COUNT_SECONDS: Final = 0.3
 """Maximum processor seconds for adding up the sizes of all tensors. If it takes longer, the sum is

@@ -45,7 +45,7 @@ from memlog._internal.inert_access import (
 )
 from memlog.leaks.process_objects import is_memlog, running_variables
 from memlog.leaks.time_budget import TimeBudget
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 _MAX_LEVELS: Final = 30
 _SETTLED: Final = 5

@@ -26,7 +26,7 @@ from memlog._internal.inert_access import (
     type_name,
 )
 from memlog.leaks.owner_chain import Chain, Root
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
 """Dictionaries of a module. A program reads their values as attributes of the module."""

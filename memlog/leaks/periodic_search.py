@@ -31,7 +31,7 @@ from memlog.leaks.growers import Candidate, Grower, RiseReading, growers_of, len
 from memlog.leaks.holders import Holder, per_step
 from memlog.leaks.owner_chain import NamePath, follow
 from memlog.leaks.program_walk import Lengths, ProgramWalk
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 if TYPE_CHECKING:
     from memlog.leaks.growers import Grower

@@ -53,7 +53,7 @@ from memlog.leaks.owner_chain import (
     variables_of,
 )
 from memlog.leaks.owner_text import PYPLOT_FIGURES
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 _SLICE: Final = 0.003
 """Processor seconds after which a slice ends, when the walk from a variable has ended."""

@@ -33,7 +33,7 @@ from memlog.leaks.process_objects import KindTable, all_objects
 from memlog.leaks.time_budget import TimeBudget
 from memlog.leaks.watched_storages import StorageMode, may_watch, plain_tensors
 from memlog.tracer import torch_private
-from memlog.tracer.hooks.function_patch import remove_when_possible
+from memlog.tracer.function_patch import remove_when_possible
 
 _FIRST = 8
 """Number of steps before the first look at all parameters."""

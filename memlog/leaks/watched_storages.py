@@ -23,15 +23,14 @@ from memlog._internal.inert_access import instance_dict, values_in
 from memlog.leaks.live_tensors import parts_of, tensor_storage
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.calling_lines import CallingLines
-from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
-from memlog.tracer.engines.cpu.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
-from memlog.tracer.hooks.function_patch import (
+from memlog.tracer.engines.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
+from memlog.tracer.function_patch import (
     BACKWARD_PASSES,
     COMPILE_WARNING_FILTER,
     remove_when_possible,
 )
+from memlog.tracer.module_names import ModuleNames
+from memlog.tracer.module_stack import CallingLines, ModuleStack, ThreadState
 from memlog.tracer.tensor_storages import is_wrapper
 from memlog.tracer.window import may_open
 

@@ -18,7 +18,7 @@ from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
 from memlog.trace.summary import summary_text
 from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
-from memlog.tracer.attribution.user_scopes import scope
+from memlog.tracer.module_names import scope
 
 if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow
@@ -211,7 +211,7 @@ class MemoryTracer(LastTrace):
         self._readings = enable_fragmentation_tracking
         self._engine = engine
         if device is not None and "torch" in sys.modules:
-            from memlog.tracer.engines.selection import device_of  # noqa: PLC0415 - torch is loaded already
+            from memlog.tracer.window import device_of  # noqa: PLC0415 - torch is loaded already
 
             device_of((), self._device)  # raise for a missing device now, not when tracing begins
 
@@ -241,7 +241,7 @@ class MemoryTracer(LastTrace):
                 self._end(window)
 
     def _end(self, window: TraceWindow) -> None:
-        from memlog.tracer.hooks.function_patch import remove_when_possible  # noqa: PLC0415 - torch is loaded already
+        from memlog.tracer.function_patch import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
         with self.health.contained("analysing a trace"):
             try:

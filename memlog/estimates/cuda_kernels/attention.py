@@ -31,7 +31,7 @@ from memlog.estimates.cuda_kernels.reductions import (
     bytes_of,
     taken,
 )
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 _HALF: Final = (torch.float16, torch.bfloat16)
 _FLOAT: Final = 4

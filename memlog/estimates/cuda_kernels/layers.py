@@ -37,7 +37,7 @@ from memlog.estimates.cuda_kernels.reductions import (
     reduced,
     sums,
 )
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 _LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 _of_cudnn = False

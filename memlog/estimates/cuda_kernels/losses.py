@@ -36,7 +36,7 @@ from memlog.estimates.cuda_kernels.reductions import (
     reduced,
     sums,
 )
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 _NOT_REDUCED: Final = 0
 """Number of the reduction "none" of losses."""

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 
 class Gpu(NamedTuple):

@@ -31,7 +31,7 @@ from memlog.estimates.cuda_kernels.reductions import (
     copy_bytes,
 )
 from memlog.tracer import torch_private
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 _ALIGNMENT: Final = 256
 """Bytes to whose multiple CUB rounds each array in its storage (``AliasTemporaries``)."""

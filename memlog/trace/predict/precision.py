@@ -5,7 +5,7 @@ results have two bytes per value, too. Other operations keep the type of their i
 type. Autocast makes a bfloat16 copy of each parameter that a product uses. The copy lives as long as the
 backward pass needs it. Results of the loss keep four bytes per value.
 
-The prediction needs the type of each storage (`memlog.tracer.engines.cpu.autocast_types`). Only a trace that
+The prediction needs the type of each storage (`memlog.tracer.engines.autocast_types`). Only a trace that
 memlog recorded operation by operation holds these types. The recording assumes that each parameter is used by
 a product or a norm. So memlog predicts a peak only if all parameters and buffers belong to layers of torch
 whose operations are known.

@@ -15,10 +15,10 @@ import torch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import BACKWARD, READING, pack
 from memlog.trace.records import Exactness, Fragmentation
-from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
-from memlog.tracer.event_log import EventLog
-from memlog.tracer.hooks.module_hooks import BackwardMarks, Hooks
+from memlog.tracer.engines.storage_events import EventLog
+from memlog.tracer.module_hooks import BackwardMarks, Hooks
+from memlog.tracer.module_names import ModuleNames
+from memlog.tracer.module_stack import ModuleStack, ThreadState
 
 AllocatorBytes: TypeAlias = tuple[int, int | None]
 """Allocated bytes and reserved bytes; ``None`` if the reserved bytes are unknown."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
+from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
 
 LONGEST = 16
 """Maximum length of a window, in steps of the optimizer whose steps memlog counts. An optimizer that steps
@@ -434,8 +434,8 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
 
     if not compiler_in_use():
         return "now"
-    from memlog.tracer.engines.cpu.dispatch_mode import leaves_code_compiled  # noqa: PLC0415 - loads parts of torch
-    from memlog.tracer.engines.selection import are_compiled, device_of  # noqa: PLC0415 - likewise
+    from memlog.tracer.engines.dispatch_mode import leaves_code_compiled  # noqa: PLC0415 - loads parts of torch
+    from memlog.tracer.window import are_compiled, device_of  # noqa: PLC0415 - likewise
 
     modules = roots.modules()
     if not leaves_code_compiled() and (

@@ -10,7 +10,7 @@ next trace comes sooner (`memlog.tracer.schedule.kept_trace`).
 
 A window opens in one hook and closes in another. A window opens only if `memlog.tracer.window.may_open` is
 true. The tracer counts the traces that it skips. The tracer abandons a window if the step does not end within
-limits (`memlog.tracer.schedule.open_window`), for example during an evaluation.
+limits (`memlog.tracer.schedule.budget`), for example during an evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event
-from memlog.tracer.schedule.budget import SKIPPED, RetryPolicy, StepCosts, count_skipped
+from memlog.tracer.schedule.budget import (
+    ATTEMPT_FAILED,
+    LIMITS,
+    SKIPPED,
+    OpenWindow,
+    RetryPolicy,
+    StepCosts,
+    WindowSlot,
+    count_skipped,
+)
 from memlog.tracer.schedule.iteration import (
     CallWaiter,
     FrozenStart,
@@ -41,11 +50,10 @@ from memlog.tracer.schedule.kept_trace import (
     StepTrace,
     trace_event,
 )
-from memlog.tracer.schedule.open_window import ATTEMPT_FAILED, LIMITS, OpenWindow, WindowSlot
 
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
-    from memlog.tracer.hooks.module_hooks import OptimizerSubscription
+    from memlog.tracer.module_hooks import OptimizerSubscription
     from memlog.tracer.window import TraceWindow
 
 
@@ -171,7 +179,7 @@ class StepScheduler:
             self._kept_trace.finish(outdated=self._is_outdated())
         if self._subscription is not None:
             self._subscription.remove()
-        deferred_removal = sys.modules.get("memlog.tracer.hooks.function_patch")
+        deferred_removal = sys.modules.get("memlog.tracer.function_patch")
         if deferred_removal is not None:
             deferred_removal.remove_waiting()
 
@@ -237,7 +245,7 @@ class StepScheduler:
         began = time.perf_counter()
         try:
             # Imported here: they load parts of torch that most users of sessions never need.
-            from memlog.tracer.hooks.module_hooks import OptimizerSubscription  # noqa: PLC0415
+            from memlog.tracer.module_hooks import OptimizerSubscription  # noqa: PLC0415
             from memlog.tracer.window import may_open  # noqa: PLC0415
 
             if not may_open():
@@ -364,7 +372,7 @@ class StepScheduler:
 
 
 def _remove(window: TraceWindow) -> None:
-    from memlog.tracer.hooks.function_patch import remove_when_possible  # noqa: PLC0415 - torch is loaded already
+    from memlog.tracer.function_patch import remove_when_possible  # noqa: PLC0415 - torch is loaded already
 
     remove_when_possible(window)
 
@@ -374,6 +382,6 @@ def _load_tracer() -> None:
 
     In a program without torch it is not imported, because it loads parts of torch.
     """
-    import memlog.tracer.hooks.function_patch  # noqa: PLC0415
-    import memlog.tracer.hooks.module_hooks  # noqa: PLC0415
+    import memlog.tracer.function_patch  # noqa: PLC0415
+    import memlog.tracer.module_hooks  # noqa: PLC0415
     import memlog.tracer.window  # noqa: F401, PLC0415

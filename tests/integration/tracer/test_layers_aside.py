@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memlog
 from memlog.events import Health
-from memlog.tracer.engines.cpu import dispatch_mode
+from memlog.tracer.engines import dispatch_mode
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
@@ -161,9 +161,9 @@ def test_a_window_whose_step_never_ends_is_abandoned() -> None:
 
 def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from memlog.tracer import window
-    from memlog.tracer.schedule import open_window
+    from memlog.tracer.schedule import budget
 
-    monkeypatch.setattr(open_window, "MOST_EVENTS", 1000)
+    monkeypatch.setattr(budget, "MOST_EVENTS", 1000)
     monkeypatch.setattr(window, "TraceWindow", partial(window.TraceWindow, max_events=1000))
     model = network()
     optimizer = sgd(model)

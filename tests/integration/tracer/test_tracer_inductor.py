@@ -17,7 +17,7 @@ from support.models import mlp
 from torch import nn
 
 from memlog import MemoryTracer
-from memlog.tracer.engines.cpu import patches
+from memlog.tracer.engines import patches
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import MemoryTracer
 from memlog.tracer import torch_private
-from memlog.tracer.engines.cpu import dispatch_mode
+from memlog.tracer.engines import dispatch_mode
 
 pytestmark = [
     pytest.mark.integration,

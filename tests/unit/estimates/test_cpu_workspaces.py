@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.fake_mode import FakeMode
-from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.engines import op_workspace
 
 aten = torch.ops.aten
 BFLOAT16 = torch.bfloat16

@@ -11,7 +11,7 @@ from memlog.errors import ConfigurationError
 from memlog.estimates import cuda_workspaces, gpus
 from memlog.estimates.cuda_kernels import sorting
 from memlog.estimates.cuda_kernels.reductions import A100, Gpu, reduction
-from memlog.tracer.engines.cpu.op_workspace import RESULTS
+from memlog.tracer.engines.op_workspace import RESULTS
 
 H100 = Gpu("H100", (9, 0), 132, 2048)
 T4 = Gpu("T4", (7, 5), 40, 1024)

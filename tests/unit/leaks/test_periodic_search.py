@@ -30,7 +30,7 @@ from memlog.leaks.owner_chain import NamePath, Start, follow
 from memlog.leaks.periodic_search import PeriodicSearch
 from memlog.leaks.periodic_text import holder_of_growth
 from memlog.leaks.program_walk import ProgramWalk
-from memlog.tracer.attribution.calling_lines import CallingLines
+from memlog.tracer.module_stack import CallingLines
 
 MIB = 2**20
 EVERY = 30

@@ -43,12 +43,12 @@ from memlog.trace.encoding import (
     READING,
     decode,
 )
-from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.engines.cpu import patches
-from memlog.tracer.engines.cpu.engine import DispatchEngine
-from memlog.tracer.engines.cpu.live_storages import LiveStorages
-from memlog.tracer.engines.cuda.engine import NativeEngine
-from memlog.tracer.event_log import EventLog
+from memlog.tracer.engines import patches
+from memlog.tracer.engines.cpu import DispatchEngine
+from memlog.tracer.engines.cuda import NativeEngine
+from memlog.tracer.engines.live_storages import LiveStorages
+from memlog.tracer.engines.storage_events import EventLog
+from memlog.tracer.module_names import ModuleNames
 
 A, B, C, D = 0x7F0000000000, 0x7F0000001000, 0x7F0000002000, 0x7F0000003000
 

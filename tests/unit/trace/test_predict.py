@@ -24,7 +24,7 @@ from memlog import MemoryTracer
 from memlog.trace.predict import advise
 from memlog.trace.predict.lifetimes import SizedInterval, highest
 from memlog.tracer import torch_private
-from memlog.tracer.engines.cpu import autocast_types
+from memlog.tracer.engines import autocast_types
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
 

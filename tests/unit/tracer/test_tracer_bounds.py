@@ -12,7 +12,7 @@ from support.models import mlp
 from memlog import MemoryTracer
 from memlog.trace.accounting import Accountant
 from memlog.trace.encoding import ACTIVATION, ALLOC, EVENT_BYTES, FORWARD, FREE, pack
-from memlog.tracer.event_log import EventLog
+from memlog.tracer.engines.storage_events import EventLog
 
 EVENTS = 100_000
 LIMIT = 12 * 10**6

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import MemoryTracer
-from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.engines import op_workspace
 
 X = torch.linspace(-1, 1, 256 * 256).reshape(256, 256)
 BATCH = torch.linspace(-1, 1, 4 * 32 * 64).reshape(4, 32, 64)

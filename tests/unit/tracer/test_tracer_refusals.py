@@ -85,11 +85,10 @@ def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer import torch_private
-    from memlog.tracer.engines import selection
+    from memlog.tracer import torch_private, window
 
     monkeypatch.setitem(torch_private.DISPATCH_NEEDS, "torch._C._current_autograd_node", None)
-    choice = selection.choose(torch.device("cpu"), "auto", compiled=False)
+    choice = window.choose_engine(torch.device("cpu"), "auto", compiled=False)
     assert choice.engine == "sampler"
     assert "lacks torch._C._current_autograd_node" in choice.why
 
@@ -97,7 +96,7 @@ def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_inside_the_tracer_never_reaches_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from memlog.tracer.engines.cpu import live_storages
+    from memlog.tracer.engines import live_storages
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")
@@ -122,7 +121,7 @@ def test_what_is_no_module_is_one_clear_error(model: Any) -> None:
 
 
 def test_a_trace_that_cannot_begin_leaves_no_older_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer.engines.cpu import live_storages
+    from memlog.tracer.engines import live_storages
 
     def fail(*_: Any) -> None:
         raise RuntimeError("memlog's own")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memlog import MemoryTracer
-from memlog.tracer.attribution import module_names
+from memlog.tracer import module_names
 
 
 def square() -> nn.Module:

@@ -11,7 +11,7 @@ from support.untraced import EXACT, INEXACT, Case
 
 from memlog import MemoryTracer
 from memlog.trace.records import TraceResult
-from memlog.tracer.engines.cpu.dispatch_copies import unshared_reference_count
+from memlog.tracer.engines.patches import unshared_reference_count
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's, about one model or another
 

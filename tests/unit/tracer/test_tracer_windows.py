@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules import module as torch_modules
 
 from memlog import MemoryTracer
-from memlog.tracer.engines.cpu import op_workspace
+from memlog.tracer.engines import op_workspace
 from memlog.tracer.window import TraceWindow, may_open
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_behind")
@@ -277,11 +277,11 @@ def test_time_begins_as_the_window_opens(monkeypatch: pytest.MonkeyPatch) -> Non
     """Otherwise the trace's layers would not enclose the operations that a profiler has recorded."""
     from types import SimpleNamespace
 
-    from memlog.tracer import event_log
+    from memlog.tracer.engines import storage_events
 
     clock = SimpleNamespace(now=5_000_000)
     reads = SimpleNamespace(time_ns=lambda: clock.now, perf_counter_ns=lambda: clock.now)
-    monkeypatch.setattr(event_log, "time", reads)
+    monkeypatch.setattr(storage_events, "time", reads)
     window = TraceWindow(mlp())
     clock.now += 1_000_000
     window.start()

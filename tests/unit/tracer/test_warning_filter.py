@@ -11,7 +11,7 @@ PROGRAM = """
 
     import torch
 
-    from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
+    from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
 
     def notice():
         warnings.warn("my notice", FutureWarning)

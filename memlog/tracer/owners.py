@@ -1,19 +1,24 @@
-"""Layers to which parameters, optimizer state and operations of the backward pass belong."""
+"""Layers to which parameters, optimizer state, gradients and the memory of torch's wrappers belong."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from memlog.trace.encoding import BUFFER, GRADIENT, OUTSIDE, PARAMETER
+from memlog.trace.encoding import BUFFER, COMMUNICATION, GRADIENT, OUTSIDE, PARAMETER, UNSHARDED
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.module_names import (
+from memlog.tracer.function_patch import AroundPatch
+from memlog.tracer.module_names import (
     ModuleNames,
     RootModule,
     registered,
@@ -210,3 +215,78 @@ class GraphOwners:
     def owner_of(self, number: int) -> tuple[int, int]:
         """Return the layer and the line that made operation ``number``. An unknown layer or line is 0."""
         return self._layers.layer_of(number) or OUTSIDE, self._lines.layer_of(number) or 0
+
+
+_Context = Callable[[], AbstractContextManager[object]]
+_FSDP: Final = "torch.distributed.fsdp._fully_shard."
+_FUNCTIONS: Final = (
+    (_FSDP + "_fsdp_param", "FSDPParam.init_all_gather_outputs", UNSHARDED),
+    (_FSDP + "_fsdp_param", "FSDPParam.alloc_all_gather_outputs", UNSHARDED),
+    (_FSDP + "_fsdp_param_group", "foreach_all_gather", COMMUNICATION),
+    (_FSDP + "_fsdp_param_group", "foreach_reduce", COMMUNICATION),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", COMMUNICATION),
+    ("torch.distributed", "Reducer._rebuild_buckets", COMMUNICATION),
+)
+"""Functions of torch: module, name in the module, and category of what the function allocates."""
+_patches: dict[str, tuple[AroundPatch, int]] = {}
+
+
+class WrapperMemory:
+    """Categories of what the wrappers allocate from `begin` to `end`.
+
+    Functions of modules that are imported later are not patched.
+
+    Args:
+        made_as: Function that returns a context for a category. What the thread allocates in the context gets
+            the category.
+    """
+
+    def __init__(self, made_as: Callable[[int], AbstractContextManager[object]]) -> None:
+        self._inside = {
+            category: functools.partial(_inside, functools.partial(made_as, category))
+            for category in (UNSHARDED, COMMUNICATION)
+        }
+        self._used: list[tuple[AroundPatch, int]] = []
+
+    def begin(self) -> None:
+        if not _has_ranks():
+            return
+        for module, path, category in _FUNCTIONS:
+            owner = sys.modules.get(module)
+            *kind, name = path.split(".")
+            for each in kind:
+                owner = getattr(owner, each, None)
+            if path not in _patches and hasattr(owner, name):
+                _patches[path] = AroundPatch(owner, name), category
+        self._used = list(_patches.values())
+        for patch, category in self._used:
+            patch.add(self._inside[category])
+
+    def end(self) -> None:
+        for patch, category in self._used:
+            patch.remove(self._inside[category])
+
+
+def _has_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _inside(context: _Context, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with context():
+        return function(*args, **kwargs)
+
+
+def bucket_sizes(roots: Iterable[Any]) -> list[int]:
+    """Return the bytes of the buffers in which DistributedDataParallel reduces the gradients of ``roots``.
+
+    The second step replaces the first step's buffers. Those that torch keeps longer are left out. torch tells
+    the sizes, but not the addresses. Gradients that are views of the buffers are left out, too.
+    """
+    sizes: list[int] = []
+    for root in roots if _has_ranks() else ():
+        with suppress(Exception):  # no such wrapper, or a torch that tells less
+            told = root._get_ddp_logging_data()
+            if not told.get("gradient_as_bucket_view"):
+                text = told.get("rebuilt_bucket_sizes") or told["bucket_sizes"]
+                sizes += map(int, text.split(", "))
+    return sizes

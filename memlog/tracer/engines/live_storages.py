@@ -29,12 +29,15 @@ from memlog.trace.encoding import (
 )
 from memlog.trace.records import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.owners import ParameterOwners
-from memlog.tracer.engines.cpu.autocast_types import type_of
-from memlog.tracer.engines.cpu.storage_events import AllocationOwner, StorageEvents, TrackedStorage
-from memlog.tracer.engines.wrappers import bucket_sizes
-from memlog.tracer.event_log import EventLog
+from memlog.tracer.engines.autocast_types import type_of
+from memlog.tracer.engines.storage_events import (
+    AllocationOwner,
+    EventLog,
+    StorageEvents,
+    TrackedStorage,
+)
+from memlog.tracer.module_names import ModuleNames
+from memlog.tracer.owners import ParameterOwners, bucket_sizes
 from memlog.tracer.tensor_storages import (
     has_bytes,
     is_wrapper,

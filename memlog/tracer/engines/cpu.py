@@ -15,24 +15,23 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
 from memlog.trace.records import Exactness
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.module_names import ModuleNames
-from memlog.tracer.attribution.module_stack import NO_INPUTS, ModuleStack, ThreadState
-from memlog.tracer.engines import base
+from memlog.tracer.engines import base, op_workspace, operation_recorder, storage_events
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.cpu import op_workspace, operation_recorder, storage_events
-from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode, UncompiledMode
-from memlog.tracer.engines.cpu.live_storages import (
+from memlog.tracer.engines.dispatch_mode import ObservingMode, UncompiledMode
+from memlog.tracer.engines.live_storages import (
     MOST_LIVE,
     SMALL_STORAGE,
     LiveStorages,
     ModelTensors,
 )
-from memlog.tracer.engines.cpu.operation_recorder import CompiledCode, OperationRecorder
-from memlog.tracer.engines.cpu.patches import PatchListeners, UntracedDerivatives
-from memlog.tracer.engines.wrappers import WrapperMemory
-from memlog.tracer.event_log import EventLog
-from memlog.tracer.hooks.function_patch import BACKWARD_PASSES
-from memlog.tracer.hooks.module_hooks import Hooks
+from memlog.tracer.engines.operation_recorder import CompiledCode, OperationRecorder
+from memlog.tracer.engines.patches import PatchListeners, UntracedDerivatives
+from memlog.tracer.engines.storage_events import EventLog
+from memlog.tracer.function_patch import BACKWARD_PASSES
+from memlog.tracer.module_hooks import Hooks
+from memlog.tracer.module_names import ModuleNames
+from memlog.tracer.module_stack import NO_INPUTS, ModuleStack, ThreadState
+from memlog.tracer.owners import WrapperMemory
 from memlog.tracer.tensor_storages import tensors_in
 
 _MOST_ELSEWHERE: Final = 256

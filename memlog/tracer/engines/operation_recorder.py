@@ -17,17 +17,15 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
 from memlog.trace.records import UNKNOWN_TYPE
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.calling_lines import CallingLines
-from memlog.tracer.attribution.module_stack import ModuleStack, ThreadState
-from memlog.tracer.engines.cpu import dispatch_mode, op_workspace, patches, storage_events
-from memlog.tracer.engines.cpu.autocast_types import AutocastTypes
-from memlog.tracer.engines.cpu.dispatch_copies import ModeCopies
-from memlog.tracer.engines.cpu.dispatch_mode import ObservingMode
-from memlog.tracer.engines.cpu.live_storages import LiveStorages, ModelTensors
-from memlog.tracer.engines.cpu.op_workspace import Workspace
-from memlog.tracer.engines.cpu.storage_events import AllocationOwner
-from memlog.tracer.event_log import EventLog
-from memlog.tracer.hooks.function_patch import AroundPatch
+from memlog.tracer.engines import dispatch_mode, op_workspace, patches, storage_events
+from memlog.tracer.engines.autocast_types import AutocastTypes
+from memlog.tracer.engines.dispatch_mode import ObservingMode
+from memlog.tracer.engines.live_storages import LiveStorages, ModelTensors
+from memlog.tracer.engines.op_workspace import Workspace
+from memlog.tracer.engines.patches import ModeCopies
+from memlog.tracer.engines.storage_events import AllocationOwner, EventLog
+from memlog.tracer.function_patch import AroundPatch
+from memlog.tracer.module_stack import CallingLines, ModuleStack, ThreadState
 from memlog.tracer.tensor_storages import changed, storages_in, tensors_in
 
 _COLLECTIVES: Final = "c10d"

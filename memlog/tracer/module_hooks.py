@@ -34,10 +34,9 @@ from torch.optim.optimizer import (
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
-from memlog.tracer.attribution.owners import MAX_RANGES
-from memlog.tracer.attribution.user_scopes import LISTENERS, UserScope
-from memlog.tracer.hooks.function_patch import COMPILE_WARNING_FILTER
-from memlog.tracer.hooks.shared_hook import SharedHook
+from memlog.tracer.function_patch import COMPILE_WARNING_FILTER, SharedHook
+from memlog.tracer.module_names import LISTENERS, UserScope
+from memlog.tracer.owners import MAX_RANGES
 from memlog.tracer.tensor_storages import tensors_in
 
 

@@ -1,8 +1,5 @@
 """Dispatch mode that reports to an observer the results of operations that may have allocated memory."""
 
-# PyTorch leaves TorchDispatchMode's methods without types.
-# mypy: allow-untyped-calls
-
 from __future__ import annotations
 
 import threading
@@ -17,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
-from memlog.tracer.engines.cpu import op_workspace
-from memlog.tracer.engines.cpu.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
-from memlog.tracer.hooks.shared_hook import SharedHook
+from memlog.tracer.engines import op_workspace
+from memlog.tracer.engines.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
+from memlog.tracer.function_patch import SharedHook
 from memlog.tracer.tensor_storages import (
     PLAIN_CLASSES,
     Storages,
@@ -29,6 +26,10 @@ from memlog.tracer.tensor_storages import (
     storages_in,
     tensors_in,
 )
+
+# PyTorch leaves TorchDispatchMode's methods without types.
+# mypy: allow-untyped-calls
+
 
 # Ints, because the flags of each operation are tested: 0.1 µs, but 2 µs with `enum.IntFlag` (Python 3.11).
 NOTHING: Final = 0

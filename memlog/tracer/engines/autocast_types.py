@@ -28,8 +28,9 @@ from memlog.tracer import torch_private
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
-    from memlog.tracer.engines.cpu.live_storages import LiveStorages
-    from memlog.tracer.engines.cpu.storage_events import TrackedStorage
+    from memlog.tracer.engines.live_storages import LiveStorages
+    from memlog.tracer.engines.storage_events import TrackedStorage
+
 
 _PRODUCT: Final = 1
 _LOSS: Final = 2

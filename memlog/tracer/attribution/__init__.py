@@ -1,1 +1,0 @@
-"""Attribution of tensors to modules, parameters, lines and scopes."""

@@ -1,1 +1,0 @@
-"""Engine for the CPU. A dispatch mode sees every operation."""

@@ -1,1 +1,0 @@
-"""Engine for CUDA and XPU. It reads the allocator's own history."""

@@ -1,1 +1,0 @@
-"""Hooks on modules, optimizers and autograd."""
