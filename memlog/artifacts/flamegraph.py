@@ -22,7 +22,7 @@ import msgspec
 from memlog._internal.npm_package import SPEEDSCOPE, FetchError, cache_directory
 from memlog._internal.terminal import MIB
 from memlog.errors import UnopenableFileError, ViewerUnavailableError
-from memlog.trace.exporters.speedscope import SCHEMA
+from memlog.trace.exporters.profiles import SCHEMA
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

@@ -34,7 +34,7 @@ from typing import Any, ClassVar, TypeAlias
 from memlog.artifacts.contents import GZIP
 from memlog.errors import SnapshotError, UnsafeSnapshotError
 from memlog.trace.exporters import trace_plot, write_text
-from memlog.trace.exporters.snapshot_reading import Entries
+from memlog.trace.exporters.snapshots import Entries
 
 _BYTES_PER_CONTAINER = 8
 """Minimum bytes of a pickle for each container. The first `_CONTAINERS` containers do not count.

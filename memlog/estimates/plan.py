@@ -26,10 +26,10 @@ from memlog.trace.predict.fitting import (
     FittingPlan,
     PlannedChanges,
     PlanSearch,
+    plan_code,
     plan_steps,
 )
 from memlog.trace.predict.lifetimes import TracedStep
-from memlog.trace.predict.plan_code import plan_code
 
 if TYPE_CHECKING:
     from memlog.estimates.estimate import Estimate

@@ -244,7 +244,7 @@ class TraceResult(msgspec.Struct, frozen=True):
     empty if unknown."""
 
     def _repr_html_(self) -> str:
-        from memlog.trace.display import result_html  # noqa: PLC0415 - only notebooks need it
+        from memlog.trace.summary import result_html  # noqa: PLC0415 - only notebooks need it
 
         return result_html(self)
 

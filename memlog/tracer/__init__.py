@@ -4,7 +4,7 @@ Trainers use `MemoryTracer`. Code that schedules its own traces uses
 `memlog.tracer.window.TraceWindow`. Importing this package does not load torch; tracing does.
 """
 
-from memlog.trace.timeline import LayerMemoryStats, MemoryEvent
+from memlog.trace.summary import LayerMemoryStats, MemoryEvent
 from memlog.tracer.tracer import MemoryTracer
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer"]

@@ -16,8 +16,7 @@ from memlog.errors import ConfigurationError, MissingExtraError
 from memlog.trace import exporters
 from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
-from memlog.trace.summary import summary_text
-from memlog.trace.timeline import LayerMemoryStats, MemoryEvent, layer_stats, replay
+from memlog.trace.summary import LayerMemoryStats, MemoryEvent, layer_stats, replay, summary_text
 from memlog.tracer.module_names import scope
 
 if TYPE_CHECKING:

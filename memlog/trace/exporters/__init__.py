@@ -1,13 +1,16 @@
-"""Exports of traces in formats that other programs read, one module per format."""
+"""Exports of traces in formats that other programs read."""
 
-from memlog.trace.exporters.chrome import chrome_trace, merged, read_profiler_trace
-from memlog.trace.exporters.cuda_snapshot import snapshot
 from memlog.trace.exporters.files import write_json, write_pickle, write_text
-from memlog.trace.exporters.flame_page import flame_page
-from memlog.trace.exporters.snapshot_graph import snapshot_graph
-from memlog.trace.exporters.speedscope import flame_graph
-from memlog.trace.exporters.trace_plot import trace_plot
-from memlog.trace.timeline import timeline
+from memlog.trace.exporters.pages import flame_page, trace_plot
+from memlog.trace.exporters.profiles import (
+    chrome_trace,
+    flame_graph,
+    merged,
+    read_profiler_trace,
+    snapshot,
+)
+from memlog.trace.exporters.snapshots import snapshot_graph
+from memlog.trace.summary import timeline
 
 __all__ = [
     "chrome_trace",

@@ -12,8 +12,7 @@ from memlog._internal.terminal import format_bytes
 from memlog.trace.predict import optimizers
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep
-from memlog.trace.predict.precision import why_not, with_autocast
-from memlog.trace.predict.scaling import accumulating, scaled
+from memlog.trace.predict.scaling import accumulating, scaled, why_not, with_autocast
 from memlog.trace.records import RecordedTrace, TraceResult
 
 HintKind: TypeAlias = Literal["batch", "accumulation", "checkpointing", "precision", "optimizer"]

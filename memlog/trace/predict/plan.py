@@ -28,6 +28,7 @@ from memlog.trace.predict.fitting import (
     FittingPlan,
     PlannedChanges,
     PlanSearch,
+    plan_code,
     plan_steps,
 )
 from memlog.trace.predict.hints import (
@@ -36,9 +37,7 @@ from memlog.trace.predict.hints import (
     why_no_prediction,
 )
 from memlog.trace.predict.lifetimes import TracedStep
-from memlog.trace.predict.plan_code import plan_code
-from memlog.trace.predict.precision import why_not, with_autocast
-from memlog.trace.predict.scaling import accumulating, scaled
+from memlog.trace.predict.scaling import accumulating, scaled, why_not, with_autocast
 from memlog.trace.records import RecordedTrace
 
 _MARGIN: Final = 0.02

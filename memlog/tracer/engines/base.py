@@ -49,7 +49,7 @@ def fragmentation(
     read = reader(device)
     if read is None:
         return None, NOTHING_RESERVED
-    from memlog.trace.allocator_blocks import of_segments, of_statistics  # noqa: PLC0415 - the CPU needs none
+    from memlog.trace.cuda_join import of_segments, of_statistics  # noqa: PLC0415 - the CPU needs none
 
     if snapshot is not None:
         found = of_segments(snapshot.get("segments", ()), device.index or 0)

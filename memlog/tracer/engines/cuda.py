@@ -25,8 +25,15 @@ from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.probes.allocators import records_history
-from memlog.trace.allocator_blocks import live_blocks, unsplit_bytes
-from memlog.trace.cuda_join import NO_EVENT, ExistingStorage, HistoryJoin, HookMark, label
+from memlog.trace.cuda_join import (
+    NO_EVENT,
+    ExistingStorage,
+    HistoryJoin,
+    HookMark,
+    label,
+    live_blocks,
+    unsplit_bytes,
+)
 from memlog.trace.encoding import (
     CLASSIFY,
     ENTER,

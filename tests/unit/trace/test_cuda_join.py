@@ -16,7 +16,6 @@ from torch import nn
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.trace.accounting import Accountant
-from memlog.trace.allocator_blocks import of_segments, of_statistics
 from memlog.trace.cuda_join import (
     NO_EVENT,
     ExistingStorage,
@@ -24,6 +23,8 @@ from memlog.trace.cuda_join import (
     HookMark,
     label,
     number_of,
+    of_segments,
+    of_statistics,
 )
 from memlog.trace.encoding import (
     ALLOC,

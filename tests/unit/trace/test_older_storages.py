@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.device_snapshots import History
 
 from memlog.trace.accounting import Accountant
-from memlog.trace.allocator_blocks import LiveBlock
-from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, label
+from memlog.trace.cuda_join import ExistingStorage, HistoryJoin, HookMark, LiveBlock, label
 from memlog.trace.encoding import (
     ALLOC,
     BEFORE,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.device_snapshots import MIB, History, block, segment, snapshot
 
-from memlog.trace.allocator_blocks import unsplit_bytes
+from memlog.trace.cuda_join import unsplit_bytes
 
 SEGMENTS = {
     0x7F00_0000_0000: 20 * MIB,

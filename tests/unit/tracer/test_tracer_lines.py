@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
-from memlog.trace.exporters.speedscope import flame_graph
+from memlog.trace.exporters.profiles import flame_graph
 from memlog.trace.records import RecordedTrace, Share
 from memlog.trace.summary import summary_text
 from memlog.tracer.schedule.kept_trace import TOP_LINES, trace_event
