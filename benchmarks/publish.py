@@ -22,7 +22,7 @@ def measure() -> dict[str, Estimate]:
     import memlog
     from memlog._internal.diagnostics import Diagnostics
     from memlog.probes.accelerator import AcceleratorProbe
-    from memlog.probes.host import HostProbe
+    from memlog.probes.process import HostProbe
 
     with tempfile.TemporaryDirectory(prefix="memlog-benchmark-") as directory:
         os.environ["MEMLOG_DIR"] = directory

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.delivery.helper.rank_journal import RankJournal
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.events import Batch, DeviceReading, End

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from memlog._internal import distributed
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics, warn
 from memlog.events import Batch, Event
 
@@ -172,7 +172,7 @@ def defaults() -> dict[str, Any]:
     values["quiet"] = given.quiet or ONE_LINE  # the command's output stays nearly as it is
     if script := _script():
         values.setdefault("name", script)
-    if not distributed.is_first():
+    if not processes.is_first():
         values["backends"] = ()
     return values
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.redact import without_credentials
 from memlog._internal.signals import raised_by_handler
 from memlog._internal.terminal import one_line
@@ -67,7 +67,7 @@ class Diagnostics:
         self._logged: set[str] = set()
         # A signal handler may count while its own thread holds the lock.
         self._lock = threading.RLock()
-        fork.renew(self, "_lock", threading.RLock)
+        processes.renew(self, "_lock", threading.RLock)
 
     def drop(self, reason: str, message: str, *, count: int = 1) -> None:
         """Count ``count`` dropped items for ``reason``; log ``message`` the first time."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts.rules import Rule, alert_title
-from memlog.alerts.trigger import GrowthMeter, Trigger
+from memlog.alerts.rules import GrowthMeter, Rule, Trigger, alert_title
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,
@@ -34,8 +33,8 @@ from memlog.events import (
     readings,
 )
 from memlog.metrics import fragmentation
-from memlog.probes.allocators import Collection, collect_garbage
 from memlog.probes.machine import machine_memory, memory_limit, read_cgroup
+from memlog.probes.process import Collection, collect_garbage
 
 COOLDOWN_S = 300.0
 """Minimum seconds between two alerts of one rule about the same device or host, by the events' timestamps."""

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping
 from time import perf_counter_ns, process_time, time_ns
 from typing import Any, Protocol
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import NOT_NOTICED, Diagnostics
 from memlog._internal.signals import raised_by_handler
-from memlog.autolog.run_detector import RunDetector, RunParameters
-from memlog.autolog.step_numbers import TrainerNumbers, checked_number
+from memlog.autolog.run_detector import RunDetector, RunParameters, TrainerNumbers, checked_number
 from memlog.bus import EventBus
 from memlog.events import Batch, DeviceReading, Health, HeapReading, PinnedMemory, Run, now_us
 from memlog.journal import JournalWriter, RunDirectory, list_runs
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.allocators import read_heap, read_pinned
-from memlog.probes.host import HostProbe, PeakWindow
+from memlog.probes.process import HostProbe, PeakWindow, read_heap, read_pinned
 from memlog.settings import Settings
 
 _WORK = 1.0
@@ -94,7 +92,7 @@ class BatchRecorder:
         self._bus = bus
         self._run_detector = run_detector
         self._diagnostics = diagnostics
-        self._generation = self._warned_in = fork.generation
+        self._generation = self._warned_in = processes.generation
         self.host = HostProbe(diagnostics)
         self._accelerators = AcceleratorProbe(diagnostics)
         self.parameters = RunParameters(
@@ -129,7 +127,7 @@ class BatchRecorder:
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Record a step that `OptimizerClock` counts. Never raises."""
-        if fork.generation != self._generation and self._is_forked_copy():
+        if processes.generation != self._generation and self._is_forked_copy():
             return
         if not self._begun:
             with self._diagnostics.contained("looking for the model's device"):
@@ -139,7 +137,7 @@ class BatchRecorder:
 
     def other_thread_stepped(self) -> None:
         """Record a step of a thread that does not lead (`memlog.autolog.optimizer_steps`). Never raises."""
-        if fork.generation == self._generation and not (self._by_hand or self._claimed):
+        if processes.generation == self._generation and not (self._by_hand or self._claimed):
             probe = HostProbe(
                 self._diagnostics
             )  # the peaks of `host` belong to the leading thread's steps
@@ -195,10 +193,10 @@ class BatchRecorder:
 
     def _is_forked_copy(self) -> bool:
         """Return True in a forked process, where nothing is recorded. Print a message once per process."""
-        if fork.generation == self._generation:
+        if processes.generation == self._generation:
             return False
-        if self._warned_in != fork.generation:
-            self._warned_in = fork.generation
+        if self._warned_in != processes.generation:
+            self._warned_in = processes.generation
             # New diagnostics, because a thread that no longer exists may have held the copied lock.
             Diagnostics().say_once(
                 "fork",
@@ -367,7 +365,7 @@ def _working_processes() -> str:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if used.ru_utime + used.ru_stime < _WORK:
         return ""
-    return "child processes" if fork.has_children else "other programs"
+    return "child processes" if processes.has_children else "other programs"
 
 
 def _device_type(optimizer: Any) -> str:

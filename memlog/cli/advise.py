@@ -25,12 +25,12 @@ from memlog.cli.output import (
 )
 from memlog.errors import TraceNotFoundError
 from memlog.events import Trace
+from memlog.facts.later_memory import LongestBatch
 from memlog.facts.levels import among
-from memlog.facts.longest_batch import LongestBatch
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import ranks_of
 from memlog.reports import encode, summarize
-from memlog.reports.run_plan import RunPlan, plan_for_run
+from memlog.reports.advice import RunPlan, plan_for_run
 from memlog.reports.worst_step import Standing, advise_on, not_the_largest, read_worst_step
 from memlog.settings import runs_directory
 from memlog.trace.predict import Advice, Hint

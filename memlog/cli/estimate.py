@@ -23,7 +23,7 @@ from memlog.cli import SETTINGS
 from memlog.cli.advise import print_hints
 from memlog.cli.output import json_option, page, plain, print_json, saving_table, table
 from memlog.errors import ConfigurationError, MemlogError, MissingExtraError
-from memlog.facts.first_checkpoint import SavingCost
+from memlog.facts.later_memory import SavingCost
 from memlog.reports import encode
 from memlog.sink import is_installed
 from memlog.trace.predict.fitting import FittingPlan

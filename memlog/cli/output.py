@@ -26,7 +26,7 @@ from memlog._internal.secret_names import lazy_pattern
 from memlog._internal.terminal import one_line
 from memlog.cli.completion import complete_runs
 from memlog.delivery.uploader.uploader import Uploader
-from memlog.facts.first_checkpoint import SavingCost, saving_rows
+from memlog.facts.later_memory import SavingCost, saving_rows
 from memlog.facts.run_fold import RunStatus
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import find_named_run, registration_of

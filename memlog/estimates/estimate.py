@@ -33,7 +33,7 @@ from memlog.estimates.gpus import chosen
 from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.plan import NO_CHANGES, StepChanges, plan, refuse_plan
 from memlog.estimates.question import Question
-from memlog.facts.first_checkpoint import SavingCost, saving_costs
+from memlog.facts.later_memory import SavingCost, saving_costs
 from memlog.trace import exporters
 from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise

@@ -187,7 +187,7 @@ SavingWay: TypeAlias = Literal[
     "transformers_trainer",
     "lightning",
 ]
-"""Way of saving a checkpoint; `memlog.facts.first_checkpoint` has the calls."""
+"""Way of saving a checkpoint; `memlog.facts.later_memory` has the calls."""
 
 
 class SavedTensors(msgspec.Struct, frozen=True, array_like=True):

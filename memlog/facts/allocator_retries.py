@@ -13,7 +13,7 @@ from typing import Final
 
 from memlog._internal.terminal import format_bytes
 from memlog.events import Batch, Device, DeviceReading, Event, Finding, now_us
-from memlog.probes.allocators import has_expandable_segments
+from memlog.probes.process import has_expandable_segments
 
 _STEPS: Final = 5
 """Minimum number of steps with a retry. A single retry, as after an evaluation, is no problem."""

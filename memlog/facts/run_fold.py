@@ -36,10 +36,9 @@ from memlog.events import (
     readings,
 )
 from memlog.facts.detector import CHILD_FLOOR, SAMPLES, GrowthDetector
-from memlog.facts.first_checkpoint import KIND, SAVES
 from memlog.facts.growth_findings import ProcessPiles, confidence_in, finding_of
+from memlog.facts.later_memory import KIND, SAVES, LongestBatch, finding_of_longest, longest_batch
 from memlog.facts.levels import LevelFold, PeakFold, TraceFold
-from memlog.facts.longest_batch import LongestBatch, finding_of_longest, longest_batch
 from memlog.facts.oom_cause import has_gone_on, is_title
 from memlog.findings import ranked
 from memlog.growth.series import Suspicion

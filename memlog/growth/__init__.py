@@ -12,12 +12,13 @@ from memlog.growth.lasting import (
     JOINED,
     MAX_LEVELS,
     SIGMAS,
+    Growth,
     LevelScales,
     LevelWindow,
+    find_growth,
     keeps_growing,
     trend,
 )
-from memlog.growth.regime import Growth, find_growth
 
 __all__ = [
     "FEW",

@@ -20,8 +20,14 @@ from statistics import median
 from typing import Literal, NamedTuple, TypeAlias
 
 from memlog._internal.terminal import MIB
-from memlog.growth.lasting import SIGMAS, LevelScales, LevelWindow, line_through
-from memlog.growth.regime import Growth, find_growth
+from memlog.growth.lasting import (
+    SIGMAS,
+    Growth,
+    LevelScales,
+    LevelWindow,
+    find_growth,
+    line_through,
+)
 
 
 class Suspicion(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.safe_files import replacing
 from memlog.events import Artifact, Batch, Event, now_us
@@ -50,7 +50,7 @@ class UsersRows:
         self.delivered = 0
         self.number_first: Callable[[int | None, int | None], int] | None = None
         self._diagnostics = diagnostics
-        self._generation = fork.generation
+        self._generation = processes.generation
         self._lock = threading.RLock()  # a signal handler of the user's may log
         self._received: deque[Event] = deque()
         self._waiting = _RowValues()
@@ -116,7 +116,7 @@ class UsersRows:
             self.folded += is_shared
 
     def enter(self, number: int | None) -> tuple[Sequence[Point], Sequence[Point]]:
-        if fork.generation != self._generation:
+        if processes.generation != self._generation:
             return (), ()
         with self._lock:
             self.fold_received()

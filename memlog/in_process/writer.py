@@ -23,7 +23,7 @@ from memlog.delivery.settling import Settling
 from memlog.events import Event
 from memlog.in_process.written_runs import RunState, WrittenRuns
 from memlog.journal import RunDirectory
-from memlog.journal.follower import Follower
+from memlog.journal.runs import Follower
 from memlog.sink import InProcessRun
 
 INTERVAL = 0.1

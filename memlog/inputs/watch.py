@@ -24,7 +24,7 @@ from memlog.events import (
 )
 from memlog.inputs.relation import Relation, StepPeak, relation
 from memlog.inputs.step_inputs import KeptTensors, inputs_at_step_end
-from memlog.probes.allocators import read_heap
+from memlog.probes.process import read_heap
 
 _WARM_UP = 3
 """Number of steps at the start whose inputs are not read. These steps set up buffers and optimizer state."""

@@ -52,7 +52,7 @@ def segments_in(directory: Path) -> Iterator[tuple[str, int]]:
 def used_bytes(path: Path) -> int:
     """Return the length of a segment without the zero bytes behind its last line.
 
-    The segment of a running or killed process has such bytes (`memlog.journal.mapped_file`).
+    The segment of a running or killed process has such bytes (`memlog.journal.segments`).
 
     Raises:
         OSError: The segment can't be read.

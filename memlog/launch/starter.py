@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Any
 
-from memlog._internal import current_session, fork
+from memlog._internal import current_session, processes
 from memlog._internal.terminal import say
 from memlog.autolog.optimizer_steps import Autolog, wait_for_a_session
 from memlog.session.exit import is_a_child_of_multiprocessing
@@ -23,7 +23,7 @@ class Starter:
 
     def __init__(self) -> None:
         self._began = False
-        self._generation = fork.generation
+        self._generation = processes.generation
         self._listen()
 
     def _listen(self) -> None:
@@ -43,7 +43,7 @@ class Starter:
 
     def _published(self) -> None:
         """Begin a session before the first event is published, except in a pool's or data loader's worker."""
-        if fork.generation == self._generation and not is_a_child_of_multiprocessing():
+        if processes.generation == self._generation and not is_a_child_of_multiprocessing():
             self._begin()
 
     def _begin(self) -> None:

@@ -46,7 +46,7 @@ from memlog._internal.inert_access import (
 from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import Finding, now_us
 from memlog.leaks.live_tensors import LiveTensors, storage_of, tensor_storage
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget
 from memlog.leaks.watched_storages import plain_tensors
 from memlog.tracer import torch_private
 from memlog.tracer.function_patch import COMPILE_WARNING_FILTER

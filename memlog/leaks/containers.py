@@ -50,8 +50,7 @@ from memlog._internal.inert_access import (
 from memlog.leaks.autograd_graphs import saved_names, saved_value
 from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
 from memlog.leaks.owner_chain import running_frames
-from memlog.leaks.process_objects import KindTable
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import KindTable, TimeBudget
 
 _MAX_COUNTED: Final = 300_000
 """Maximum number of containers in a census. A census of this length takes about 30 MB."""

@@ -37,8 +37,7 @@ from memlog.leaks.live_tensors import (
 from memlog.leaks.other_causes import AllocationTrace, SizesAtEnds
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe, describe_container
-from memlog.leaks.process_objects import all_objects
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget, all_objects
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage, may_watch
 
 WATCHED: Final = 4

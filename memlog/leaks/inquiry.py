@@ -33,7 +33,7 @@ from memlog.leaks.other_causes import (
     figures,
 )
 from memlog.leaks.periodic_search import LASTING, PeriodicInquiry
-from memlog.leaks.time_budget import EarnedTime, seconds_allowed
+from memlog.leaks.process_objects import EarnedTime, seconds_allowed
 from memlog.probes.machine import device_free, host_free
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from memlog._internal.inert_access import (
     own_method,
     values_in,
 )
-from memlog.leaks.process_objects import KindTable
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import KindTable, TimeBudget
 
 _base: Any = torch._C.TensorBase
 VIEWS: Final = 0.5

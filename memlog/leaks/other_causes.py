@@ -30,17 +30,16 @@ from statistics import fmean
 from time import monotonic, thread_time
 from typing import Final, NamedTuple
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.inert_access import is_kind
 from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import ALLOCATED, HOST_ANON, SHARED, Trace
 from memlog.growth.series import Suspicion
 from memlog.leaks.assignment_lines import replaced, shown
 from memlog.leaks.holders import Holder
-from memlog.leaks.process_objects import MEMLOG
-from memlog.leaks.time_budget import TimeBudget, seconds_allowed
+from memlog.leaks.process_objects import MEMLOG, TimeBudget, seconds_allowed
 from memlog.leaks.watched_storages import Site, WatchedStorage
-from memlog.probes.allocators import (
+from memlog.probes.process import (
     Heap,
     collect_garbage,
     device_in_use,
@@ -281,7 +280,7 @@ class AllocationTrace:
             self._began = time.process_time()
             self._start, tracemalloc.start = tracemalloc.start, self._program_starts
             # Without this line, a forked child, such as a DataLoader's worker, would trace until it ends.
-            fork.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
+            processes.renew(self, "_started", functools.partial(_stop_in_child, weakref.ref(self)))
             # Without this thread, the traces of a step that reads a large file could take as much memory as
             # the file's content.
             threading.Thread(target=self._limit, name="memlog-tracing", daemon=True).start()

@@ -43,8 +43,7 @@ from memlog._internal.inert_access import (
     module_namespace,
     tracked_objects,
 )
-from memlog.leaks.process_objects import is_memlog, running_variables
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget, is_memlog, running_variables
 from memlog.tracer.module_stack import CallingLines
 
 _MAX_LEVELS: Final = 30

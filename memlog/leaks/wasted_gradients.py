@@ -29,8 +29,7 @@ from memlog.leaks.autograd_graphs import UnusedGraphs
 from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
-from memlog.leaks.process_objects import KindTable, all_objects
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import KindTable, TimeBudget, all_objects
 from memlog.leaks.watched_storages import StorageMode, may_watch, plain_tensors
 from memlog.tracer import torch_private
 from memlog.tracer.function_patch import remove_when_possible

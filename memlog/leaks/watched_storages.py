@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import instance_dict, values_in
 from memlog.leaks.live_tensors import parts_of, tensor_storage
@@ -98,7 +98,7 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
 
     def begin(self) -> None:
         # A forked child has a copy of this thread's modes. The child must not be watched.
-        fork.renew(self, "_observer", lambda: None)
+        processes.renew(self, "_observer", lambda: None)
         BACKWARD_PASSES.add(self)
         super().begin()
 
@@ -174,7 +174,7 @@ class StorageWatch:
         self._mode = StorageMode(self, diagnostics)
         self._handles: list[Any] = []
         self._evaluating = False
-        fork.renew(self._stack, "closed", lambda: True)  # a forked child is not watched
+        processes.renew(self._stack, "closed", lambda: True)  # a forked child is not watched
 
     def begin(self) -> None:
         self.first_node = torch_private.next_sequence_number()

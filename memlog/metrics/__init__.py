@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from memlog.metrics.event_values import (
+from memlog.metrics.points import (
+    Plan,
     alert_in_run,
     axis_and_index,
+    bucket_start,
     fragmentation,
     in_run,
     is_content,
     parameters_of,
+    replaces,
     safe_label,
     sent_values,
+    thread_point,
     values,
 )
-from memlog.metrics.points import Plan, bucket_start, replaces, thread_point
 
 __all__ = [
     "Plan",

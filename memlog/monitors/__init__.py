@@ -3,10 +3,14 @@
 They can be created before ``memlog.init``. If no session runs, they only print.
 """
 
-from memlog.monitors.epochs import EpochMemoryMonitor
-from memlog.monitors.evaluations import track_iterations, watch_loss
-from memlog.monitors.points import MemoryMonitor, MemoryTracker
-from memlog.monitors.scopes import BatchMemoryProfiler, monitor_memory, track_memory
+from memlog.monitors.blocks import (
+    BatchMemoryProfiler,
+    MemoryMonitor,
+    MemoryTracker,
+    monitor_memory,
+    track_memory,
+)
+from memlog.monitors.loops import EpochMemoryMonitor, track_iterations, watch_loss
 
 __all__ = [
     "BatchMemoryProfiler",

@@ -16,16 +16,16 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import rank_position
 from memlog._internal.inert_access import container_base, instance_dict, is_kind, tracked_objects
+from memlog._internal.processes import rank_position
 from memlog.events import DeviceProcess, DeviceState, GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
-from memlog.probes.allocators import (
+from memlog.probes.accelerator import Nvml, ProcessUse
+from memlog.probes.process import (
     allocator_settings,
     has_expandable_segments,
     segments_without_history,
 )
-from memlog.probes.nvml import Nvml, ProcessUse
 
 _MOST_PROCESSES = 32
 """Maximum number of other processes in a state."""

@@ -37,8 +37,8 @@ from memlog.oom.circumstances import (
     locate,
     source_of,
 )
-from memlog.probes.allocators import read_heap, read_pinned
 from memlog.probes.machine import machine_memory
+from memlog.probes.process import read_heap, read_pinned
 
 _MAX_MESSAGE = 300
 _MAX_DEVICE_MESSAGE = 1_500

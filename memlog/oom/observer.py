@@ -1,4 +1,4 @@
-"""Detection of a failed allocation on a CUDA device before the stack unwinds.
+"""Detection of a failed allocation on a CUDA device before the stack unwinds, and the allocator's snapshot.
 
 ``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. It initialises CUDA, so memlog calls it only
 after the program has initialised CUDA. So each process attaches one function,
@@ -13,16 +13,19 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec.structs import replace
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.import_hook import ImportWatch
-from memlog.events import Device, DeviceState, Event, OutOfMemory, now_us
+from memlog.events import Artifact, Device, DeviceState, Event, OutOfMemory, now_us
 from memlog.inputs.step_inputs import inputs_of_failure
 from memlog.journal import RunDirectory
+from memlog.journal.artifacts import keep
 from memlog.oom import errors
 from memlog.oom.circumstances import Circumstances, circumstances, current_frames, locate
 from memlog.oom.device_state import device_state, tightest_limit
@@ -34,9 +37,43 @@ from memlog.oom.errors import (
     is_of_a_device,
     shown_error,
 )
-from memlog.probes.accelerator import parse_nested
+from memlog.probes.accelerator import Nvml, parse_nested
 from memlog.probes.machine import available_memory, shares_host
-from memlog.probes.nvml import Nvml
+from memlog.probes.process import records_history, segments_without_history
+from memlog.trace.exporters import write_pickle
+
+FILE = "out-of-memory.pickle"
+KIND = "snapshot"
+
+
+def allocator_snapshot(*, tracing: bool) -> Any:
+    """Return torch's snapshot of the allocator; ``None`` if no snapshot is taken.
+
+    The call allocates no device memory.
+
+    If torch records a history of allocations while memlog does not trace the current step, the user has
+    started the recording. The user's history can have millions of entries, so the snapshot is taken without
+    the history. If this version of torch can't leave out the history, no snapshot is taken.
+    """
+    torch: Any = sys.modules["torch"]
+    if tracing or not records_history(torch):
+        return torch.cuda.memory._snapshot()  # noqa: SLF001 - no public way
+    segments = segments_without_history(torch)
+    return None if segments is None else {"segments": segments, "device_traces": []}
+
+
+def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
+    """Write a snapshot into the run's folder. An earlier snapshot in the folder is replaced.
+
+    Raises:
+        OSError: The file can't be written.
+    """
+    for history in snapshot["device_traces"]:
+        for entry in history:
+            entry.setdefault("frames", [])  # required by PyTorch's memory viewer page
+    with TemporaryDirectory() as folder:
+        return keep(run, write_pickle(snapshot, Path(folder) / FILE), FILE, KIND)
+
 
 _SNAPSHOTS = 3
 """Maximum number of times that a run saves a snapshot. Each snapshot replaces the previous one. There is a
@@ -75,7 +112,7 @@ class AllocatorWatch:
     _snapshots: int = field(default=0, init=False)
     _nvml: Nvml = field(init=False)
     _import: ImportWatch | None = field(default=None, init=False)
-    _generation: int = field(default_factory=lambda: fork.generation, init=False)
+    _generation: int = field(default_factory=lambda: processes.generation, init=False)
 
     def __post_init__(self) -> None:
         self._nvml = Nvml(self._diagnostics)
@@ -128,7 +165,7 @@ class AllocatorWatch:
         If `failed` has seen this failure, the event repeats what is known of it.
         """
         failed = failed_allocation(error)
-        if failed is not None and fork.generation == self._generation:
+        if failed is not None and processes.generation == self._generation:
             event = describe(failed, self._step(), error)
             if is_of_a_device(failed):
                 event = complete(event, self._failures)
@@ -140,7 +177,7 @@ class AllocatorWatch:
         with self._diagnostics.contained("describing what ended the run"):
             step, seen = self._step(), self._failures
             is_of_failure = bool(seen) and seen[-1].step == step
-            is_of_failure = is_of_failure and fork.generation == self._generation
+            is_of_failure = is_of_failure and processes.generation == self._generation
             # Only its description is kept: the exception would keep the failed step's tensors.
             failed = failed_allocation(sys.exc_info()[1])
             if is_of_failure and failed is not None:
@@ -162,7 +199,7 @@ class AllocatorWatch:
         ``device`` is the device's index. ``allowed`` is the number of bytes of the device that torch allows
         the process, and ``free`` the number of free bytes of the whole device.
         """
-        if fork.generation != self._generation:
+        if processes.generation != self._generation:
             return  # a forked copy: the run belongs to the parent process
         with self._diagnostics.contained("describing a failed allocation"):
             event = self._event(device, requested, allowed, free)
@@ -221,7 +258,6 @@ class AllocatorWatch:
 
     def _keep_snapshot(self) -> None:
         # Imported here because only a failing run needs it.
-        from memlog.oom.allocator_snapshot import allocator_snapshot, keep_snapshot  # noqa: PLC0415
 
         if self._snapshots < _SNAPSHOTS:
             self._snapshots += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from memlog import journal
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog._internal.safe_files import read_plain, replacing
 from memlog.events import Batch
 from memlog.journal import JournalFile, Position, RunDirectory

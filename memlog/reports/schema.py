@@ -12,9 +12,8 @@ import msgspec
 
 from memlog._internal.terminal import format_bytes
 from memlog.events import PeakSource
-from memlog.facts.first_checkpoint import SavingCost
+from memlog.facts.later_memory import LongestBatch, SavingCost
 from memlog.facts.levels import Peak
-from memlog.facts.longest_batch import LongestBatch
 from memlog.facts.run_fold import RunStatus
 from memlog.sink import Axis
 

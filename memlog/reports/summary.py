@@ -16,7 +16,7 @@ from memlog._internal.redact import bare_address, without_credentials
 from memlog._internal.safe_files import read_plain, replacing
 from memlog._version import __version__
 from memlog.events import Alert, Artifact, End, Finding, StepInputs
-from memlog.facts.first_checkpoint import saving_costs
+from memlog.facts.later_memory import saving_costs
 from memlog.facts.verdict import verdict
 from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import InProcessState, UploadState, all_states

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from memlog._internal import distributed
+from memlog._internal import processes
 from memlog._internal.current_session import ONE_LINE
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
@@ -194,7 +194,7 @@ def print_end(
         say(f"{verdict.text} Run {run.id}: `{run.command('show')}`")
         return
     if verdict is not None and (has_data if not silent else found is not None):
-        position = distributed.rank_position() if silent else None
+        position = processes.rank_position() if silent else None
         of = "" if position is None else f"rank {position.rank}: "
         say(f"{of}{verdict.text}")
         if found is not None and found.remedy:

@@ -32,8 +32,8 @@ from memlog.growth.series import Suspicion
 from memlog.journal import RunDirectory
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.other_causes import TrainersMemory
-from memlog.probes.allocators import read_heap
 from memlog.probes.machine import host_free
+from memlog.probes.process import read_heap
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is examined. Each reading takes 5 to 500 µs."""

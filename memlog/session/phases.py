@@ -13,7 +13,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Event, Phase, main_readings, now_us
 from memlog.monitors._publishing import MAX_LABEL, host
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.host import PeakWindow
+from memlog.probes.process import PeakWindow
 from memlog.session.arguments import shown_label
 
 
@@ -21,7 +21,7 @@ class PhaseReader:
     """Reader of memory for the phases of one thread at one depth of nesting.
 
     At most one of these phases is open at a time. Peak counters are read and never reset. A phase's peak is
-    derived from the change of the counters between two readings (`memlog.probes.host`).
+    derived from the change of the counters between two readings (`memlog.probes.process`).
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:

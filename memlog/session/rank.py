@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from memlog._internal import distributed
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.delivery.helper.protocol import Message, Ranked
 from memlog.journal import RunDirectory
 from memlog.ranks.registration import Registration, Training, attempt_before, register
@@ -41,14 +41,14 @@ class SessionRank:
         self._search: threading.Thread | None = None
         self._run: RunDirectory | None = None
         self._begun_us = 0
-        self._position = distributed.rank_position()
+        self._position = processes.rank_position()
         self._tell: Callable[[Message], object] = lambda _: None
         self.registration: Registration | None = None
 
     @property
     def may_deliver(self) -> bool:
         """True if the process trains alone, has rank 0, or has turned out to be the lowest rank."""
-        position = self._position or distributed.rank_position()
+        position = self._position or processes.rank_position()
         return self._leads or position is None or position.rank == 0
 
     @property
@@ -73,7 +73,7 @@ class SessionRank:
 
     def look_again(self) -> None:
         """Register the run if its rank has become known since the last check, as in a child of `mp.spawn`."""
-        if self._position is None and (position := distributed.rank_position()) is not None:
+        if self._position is None and (position := processes.rank_position()) is not None:
             self._position = position
             self._register(position)
             if self.registration is not None:
@@ -108,7 +108,7 @@ class SessionRank:
 
     def _look_for_lower_ranks(self, own: Registration) -> None:
         with self._diagnostics.contained("looking for lower ranks"):
-            is_certain = distributed.lower_ranks_are_here(own.position)
+            is_certain = processes.lower_ranks_are_here(own.position)
             # To find that lower ranks are missing, the search by one rank of each machine is enough.
             if self._run is None or not (is_certain or not own.position.local_rank):
                 return

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.distributed import rank_position
+from memlog._internal.processes import rank_position
 from memlog.autolog.saved_state import saved_state
 from memlog.delivery.settling import Settling, settled_until
 from memlog.events import (
@@ -65,7 +65,7 @@ class Recording(RecordingParts):
 
     def publish(self, event: Event) -> None:
         """Publish an event on the bus, unless this process is a fork of the one that began the session."""
-        if fork.generation == self.generation:
+        if processes.generation == self.generation:
             self.runs.join_new_runs(self.batches.next_step)
             if isinstance(event, (Epoch, Evaluation)):
                 self.batches.parameters.publish_without_step()
@@ -81,7 +81,7 @@ class Recording(RecordingParts):
             self._check_helper_if_due(time.perf_counter_ns())
 
     def snapshot(self) -> None:
-        if fork.generation == self.generation:
+        if processes.generation == self.generation:
             if self._scheduler is None:
                 self._scheduler = self._begin_tracing(0.0, None)
             self._scheduler.want()
@@ -90,7 +90,7 @@ class Recording(RecordingParts):
         self, path: str | os.PathLike[str], kind: str, name: str | None
     ) -> Path | None:
         """Copy a file into the run's folder and publish its event; return the copy's path, if any."""
-        if fork.generation != self.generation:
+        if processes.generation != self.generation:
             return None
         try:
             file = Path(path)
@@ -114,7 +114,7 @@ class Recording(RecordingParts):
         trained_only: bool = False,
     ) -> None:
         """Publish the size of what a checkpoint saves. ``model`` is ``None`` if it is unknown."""
-        if fork.generation != self.generation or (model is None and not optimizers):
+        if processes.generation != self.generation or (model is None and not optimizers):
             return
         with self._diagnostics.contained("reading the size of a checkpoint"):
             position = rank_position()
@@ -147,7 +147,7 @@ class Recording(RecordingParts):
         Wait at most ``timeout`` seconds for delivery. ``error`` is the exception that ended the run, or that
         is being raised.
         """
-        if fork.generation != self.generation:
+        if processes.generation != self.generation:
             self._autolog.remove()  # so that the copy says nothing of the child's steps
             return  # a forked copy: the run belongs to the parent process
         end, health = self._close(status, error, timeout)
@@ -183,7 +183,7 @@ class Recording(RecordingParts):
         """
         if (
             self._closed
-            or fork.generation != self.generation
+            or processes.generation != self.generation
             or not self.runs.is_newest(backend, run_id)
         ):
             return None
@@ -256,7 +256,7 @@ class Recording(RecordingParts):
         An interruption is Ctrl-C or an exception of a signal handler. After an interruption, the journal may
         lack the run's end.
         """
-        if self._closed or fork.generation != self.generation:
+        if self._closed or processes.generation != self.generation:
             return
         with self._diagnostics.contained("removing the optimizer hooks"):
             self._autolog.remove()

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog.autolog.optimizer_steps import listen
 from memlog.autolog.run_detector import RunDetector
@@ -19,7 +19,7 @@ from memlog.bus import EventBus
 from memlog.console import Console
 from memlog.delivery.settling import Settling
 from memlog.events import Alert, Batch, Device, Event, OutOfMemory, Status, Trace, now_us
-from memlog.inputs.sample_lengths import LoaderWatch
+from memlog.inputs.step_inputs import LoaderWatch
 from memlog.inputs.watch import StepInputsWatch
 from memlog.journal import JournalWriter, new_run
 from memlog.journal.delivery_state import UploadState
@@ -52,7 +52,7 @@ class RecordingParts:
     that has ended, ``on_alert`` with every alert, and ``on_in_process`` when it begins to write to a user's
     run from this process. When a user's run begins to end, memlog calls ``settle`` with the backend's
     name, the run's id and the status. If ``generation`` differs from
-    `memlog._internal.fork.generation`, this process is a fork of the process that records.
+    `memlog._internal.processes.generation`, this process is a fork of the process that records.
 
     Raises:
         MemlogError: See `init`.
@@ -70,7 +70,7 @@ class RecordingParts:
         settle: Callable[[str, str, Status], Settling | None],
     ) -> None:
         self._settle = settle
-        self.generation = fork.generation
+        self.generation = processes.generation
         self._diagnostics = diagnostics
         self._rank = SessionRank(settings, diagnostics)
         self._settings = self._rank.settings

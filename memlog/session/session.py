@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from memlog._internal import current_session as running
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError, MemlogError
 from memlog.events import Status
@@ -89,7 +89,7 @@ _SETTLE_AT_MOST = 2.0
 
 _current: Session | None = None
 _current_lock = threading.RLock()
-fork.renew(sys.modules[__name__], "_current_lock", threading.RLock)
+processes.renew(sys.modules[__name__], "_current_lock", threading.RLock)
 
 
 class Session(TrainerInterface, SessionDisplay):
@@ -153,7 +153,7 @@ class Session(TrainerInterface, SessionDisplay):
     @property
     def records_here(self) -> bool:
         """True if the session records, and this process is no fork of the process that began the session."""
-        return self._live is not None and self._live.generation == fork.generation
+        return self._live is not None and self._live.generation == processes.generation
 
     def next_evaluation(self) -> int:
         """Return the number of the next evaluation, counted from 0 over all watched loss functions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog.events import Batch, Event, SavingWay
 from memlog.sink import TrackerRun
 
@@ -78,7 +78,7 @@ class TrainerInterface:
             uri: Address of the tracker as its client expects it; ``None``: the client's current address.
             name: Display name of the run.
         """
-        if self._live is not None and self._live.generation == fork.generation:
+        if self._live is not None and self._live.generation == processes.generation:
             run = TrackerRun(str(run_id), uri, name)
             self._live.runs.join(backend, run, self._live.batches.next_step)
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.replacements import Replacements
 
@@ -55,7 +55,7 @@ class UnmarkedPhases:
         self._last_step = last_step
         self._claimed = claimed
         self._diagnostics = diagnostics
-        self._generation = fork.generation
+        self._generation = processes.generation
         self._replaced = Replacements()
         self._saving = False
         self._evaluated: tuple[weakref.ref[Any], OpenPhase, int] | None = None
@@ -86,7 +86,7 @@ class UnmarkedPhases:
     def _may_begin(self) -> bool:
         """Return whether a phase may begin: other threads' work does not make this thread's peak."""
         return (
-            fork.generation == self._generation
+            processes.generation == self._generation
             and threading.current_thread() is threading.main_thread()
         )
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog._internal import fork
+from memlog._internal import processes
 from memlog.tracer import torch_private
 
 _Holder = TypeVar("_Holder")
@@ -41,7 +41,7 @@ class SharedHook(Generic[_Holder]):
     def __init__(self) -> None:
         self.holders: tuple[_Holder, ...] = ()
         self._lock = threading.Lock()
-        fork.renew(self, "_lock", threading.Lock)
+        processes.renew(self, "_lock", threading.Lock)
 
     def add(self, holder: _Holder) -> None:
         with self._lock:

@@ -9,8 +9,7 @@ import pytest
 from support.flamegraphs import document
 from support.pickles import damaged, imported, malicious
 
-from memlog.artifacts.flamegraph import check
-from memlog.artifacts.server import is_openable
+from memlog.artifacts.server import check_flamegraph, is_openable
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.errors import SnapshotError, UnopenableFileError
 
@@ -39,7 +38,7 @@ def test_three_thousand_damaged_flame_graphs_are_shown_or_refused(tmp_path: Path
     for seed in range(3_000):
         content = damaged(honest, seed)
         with contextlib.suppress(UnopenableFileError):
-            check(content)
+            check_flamegraph(content)
         if seed % 100 == 0:
             (tmp_path / "graph").write_bytes(content)
             is_openable(tmp_path / "graph")

@@ -16,8 +16,8 @@ from memlog.events import (
 from memlog.facts.detector import GrowthDetector
 from memlog.growth.series import Suspicion
 from memlog.leaks.other_causes import TrainersMemory
-from memlog.probes.allocators import read_heap
 from memlog.probes.machine import host_free
+from memlog.probes.process import read_heap
 from support.journals import GIB, MIB, at
 
 NOBODY = 2**22 + 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics as Counts
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.events import (
     Alert,
     Artifact,

@@ -1,7 +1,7 @@
 """Saves of checkpoints in every way, each in a process of its own, and the memory that they really take.
 
 ``python -m tests.support.saves DEVICE WAY…`` prints a line of JSON for each way: how far the highest
-resident set and the device's allocated memory rise, beside the `memlog.facts.first_checkpoint.SavingCost`
+resident set and the device's allocated memory rise, beside the `memlog.facts.later_memory.SavingCost`
 of the tensors.
 """
 
@@ -35,7 +35,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memlog.autolog.saved_state import saved_state
-from memlog.facts.first_checkpoint import saving_costs
+from memlog.facts.later_memory import saving_costs
 
 RANKS = 8
 LARGE, TINY = (12_000, 3000), (200, 8)

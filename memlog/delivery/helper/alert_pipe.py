@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.fork import Descriptor
+from memlog._internal.processes import Descriptor
 from memlog.events import Alert, Event
 
 _decode = msgspec.json.Decoder(Alert).decode

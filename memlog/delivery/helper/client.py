@@ -15,7 +15,7 @@ import msgspec
 
 from memlog._internal import current_session
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.fork import Descriptor
+from memlog._internal.processes import Descriptor
 from memlog._internal.safe_files import open_to_append
 from memlog.delivery.helper import protocol
 

@@ -12,7 +12,7 @@ from memlog.bus import EventBus
 from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, Artifact, now_us
-from memlog.facts.finding_alerts import FindingAlerts
+from memlog.facts.judge import FindingAlerts
 from memlog.facts.oom_cause import OUT_OF_MEMORY, UNEXPECTED_END, WORKER_KILLED
 from memlog.facts.run_fold import RunFold, facts_of
 from memlog.facts.verdict import of_memory

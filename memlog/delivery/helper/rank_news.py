@@ -28,7 +28,7 @@ from memlog.events import (
     now_us,
     readings,
 )
-from memlog.facts.finding_alerts import new_alert
+from memlog.facts.judge import new_alert
 from memlog.facts.levels import LevelFold, unsteady
 from memlog.facts.oom_cause import OF_ENDS, title_with_cause
 from memlog.facts.run_fold import RunFold, facts_of
@@ -37,8 +37,8 @@ from memlog.facts.verdict import of_memory
 from memlog.findings import after_step, of_rank, same_on_ranks
 from memlog.journal import Header, RunDirectory
 from memlog.journal.artifacts import artifact_path, keep, keep_text
-from memlog.journal.follower import Follower
 from memlog.journal.format import Role
+from memlog.journal.runs import Follower
 from memlog.ranks.ends import Failure, RankEnd, bad_end, failure_of
 from memlog.ranks.registration import Registration, registration_of
 from memlog.ranks.spreads import Stall, Stalls

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from memlog._internal.fork import Descriptor
+from memlog._internal.processes import Descriptor
 
 SIZE = 64 * 1024
 _WORDS = 64

@@ -33,8 +33,8 @@ from memlog.events import (
     readings,
 )
 from memlog.journal import JournalFile, RunDirectory
-from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import Progress, UploadState
+from memlog.journal.segments import compact, is_compactable
 from memlog.metrics import values
 from memlog.sink import LOCAL
 

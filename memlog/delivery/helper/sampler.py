@@ -24,9 +24,15 @@ from memlog.events import (
 )
 from memlog.journal import Binding, JournalFile, Position
 from memlog.journal.format import START
-from memlog.probes.machine import available_memory, machine_memory, memory_limit, read_cgroup
-from memlog.probes.nvml import Nvml, ProcessUse
-from memlog.probes.tree import ProcessTree, read_again
+from memlog.probes.accelerator import Nvml, ProcessUse
+from memlog.probes.machine import (
+    ProcessTree,
+    available_memory,
+    machine_memory,
+    memory_limit,
+    read_again,
+    read_cgroup,
+)
 
 _STEPS = 5
 """Number of steps after which a sample is due. After a run's first 500 steps, the number grows (`_PART`)."""

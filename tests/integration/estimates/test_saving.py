@@ -25,7 +25,7 @@ import memlog
 from memlog.autolog.saved_state import saved_state
 from memlog.cli.main import cli
 from memlog.estimates.estimate import estimate_made_by
-from memlog.facts.first_checkpoint import saving_costs
+from memlog.facts.later_memory import saving_costs
 
 pytestmark = pytest.mark.integration
 NOISE = 2 * 2**20

@@ -253,8 +253,8 @@ SLOW_WRITES = """
             waited.append(threading.current_thread() is threading.main_thread())
         return write(fd, data)
     os.write = slowly
-    from memlog.journal import disk, writer
-    disk._write = slowly
+    from memlog.journal import writer
+    writer._write = slowly
     writer.can_map = lambda _: False   # a store into memory waits for no write
 """
 

@@ -158,7 +158,7 @@ INTERRUPTED = """
     def interrupting(at):
         # At the calls of memlog's functions; in the moment before a number is known nobody can give it back.
         left = at
-        of_files = ("memlog._internal.fork", "memlog._internal.safe_files")
+        of_files = ("memlog._internal.processes", "memlog._internal.safe_files")
         def trace(frame, event, _):
             nonlocal left
             name = frame.f_globals.get("__name__", "")

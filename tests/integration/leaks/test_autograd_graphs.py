@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from memlog.leaks.autograd_graphs import GraphWalk  # noqa: E402 - it loads torch
 from memlog.leaks.live_tensors import LiveTensors  # noqa: E402
-from memlog.leaks.time_budget import TimeBudget  # noqa: E402
+from memlog.leaks.process_objects import TimeBudget  # noqa: E402
 from memlog.tracer.torch_private import next_sequence_number  # noqa: E402
 
 pytestmark = [

@@ -17,7 +17,7 @@ from memlog.leaks.containers import Census
 from memlog.leaks.holder_search import HolderSearch
 from memlog.leaks.live_tensors import views_of
 from memlog.leaks.other_causes import AllocationTrace
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("few_objects")]
 

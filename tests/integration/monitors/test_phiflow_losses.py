@@ -130,13 +130,13 @@ def test_gradients_and_jit_compiled_losses_can_be_watched(tmp_path: Path) -> Non
 @pytest.mark.seed(163)
 def test_no_error_of_memlogs_own_reaches_the_loss(tmp_path: Path) -> None:
     script = f"""{BURGERS}
-    import memlog.monitors.evaluations
+    import memlog.monitors.loops
 
     def fail(alert):
         raise SystemExit(1)
 
     session = memlog.init("local", alerts=["host.rss > 1 MiB"], on_alert=fail)
-    memlog.monitors.evaluations.read = None
+    memlog.monitors.loops.read = None
     sys.stdout.close()
     _, _, calls = solve(memlog.watch_loss(loss), true * 0)
     assert calls > 3

@@ -20,7 +20,7 @@ from memlog.artifacts.snapshots import read_snapshot
 from memlog.cli.sync import sync
 from memlog.events import Alert, Artifact, End, OutOfMemory
 from memlog.journal import new_run
-from memlog.oom.allocator_snapshot import keep_snapshot
+from memlog.oom.observer import keep_snapshot
 from memlog.reports.page import html
 from memlog.trace.exporters import snapshot_graph
 

@@ -11,7 +11,7 @@ from support import child
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import MIB
 from memlog.probes.accelerator import AcceleratorProbe
-from memlog.probes.allocators import PinnedSizes, read_pinned
+from memlog.probes.process import PinnedSizes, read_pinned
 
 torch: Any = pytest.importorskip("torch")
 
@@ -140,7 +140,7 @@ def test_reading_never_resets_the_users_peak(probe: AcceleratorProbe) -> None:
 PINS = """
     import torch
 
-    from memlog.probes.allocators import read_pinned
+    from memlog.probes.process import read_pinned
 
     torch.cuda.init()
     print(*read_pinned())

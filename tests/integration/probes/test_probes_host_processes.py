@@ -27,7 +27,7 @@ sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 TRAINER = f"""
 import json, resource
 from memlog._internal.diagnostics import Diagnostics
-from memlog.probes.host import HostProbe
+from memlog.probes.process import HostProbe
 probe = HostProbe(Diagnostics())
 printed = {{"kernel": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}}
 printed["first"] = probe.read()
@@ -43,7 +43,7 @@ print(json.dumps(printed))
 FORKED = """
 import json, os, sys
 from memlog._internal.diagnostics import Diagnostics
-from memlog.probes.host import HostProbe
+from memlog.probes.process import HostProbe
 probe = HostProbe(Diagnostics())
 passed = b"x" * (100 << 20)
 del passed

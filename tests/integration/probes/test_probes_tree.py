@@ -13,8 +13,13 @@ import psutil
 import pytest
 
 from memlog._internal.terminal import MIB
-from memlog.probes.machine import available_memory, machine_memory
-from memlog.probes.tree import ProcessTree, TreeReading, read_again
+from memlog.probes.machine import (
+    ProcessTree,
+    TreeReading,
+    available_memory,
+    machine_memory,
+    read_again,
+)
 
 pytestmark = pytest.mark.integration
 linux = pytest.mark.skipif(sys.platform != "linux", reason="proportional sizes come from /proc")

@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from memlog.probes.tree import ProcessTree
+from memlog.probes.machine import ProcessTree
 
 pytestmark = [
     pytest.mark.integration,

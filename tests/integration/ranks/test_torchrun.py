@@ -12,7 +12,7 @@ from support import child
 from support.mlflow_server import free_port
 from support.ranks import only_run, ranks, wait_for_end_of
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.events import Alert, Exit, Ranks
 from memlog.journal import RunDirectory, list_runs
 from memlog.metrics import values

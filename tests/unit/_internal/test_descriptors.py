@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from memlog._internal.fork import Descriptor
+from memlog._internal.processes import Descriptor
 
 
 def opened(path: Path) -> Descriptor:

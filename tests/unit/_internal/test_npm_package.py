@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memlog._internal.npm_package import SPEEDSCOPE, UPLOT, FetchError, NpmPackage, cache_directory
-from memlog.artifacts import flamegraph
+from memlog.artifacts import server
 from memlog.errors import ViewerUnavailableError
 
 SOUND = {
@@ -55,7 +55,7 @@ def unpacked(tmp_path: Path, files: dict[str, bytes], package: NpmPackage = SPEE
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An install of memlog that was built without npm, for a user with an empty cache."""
     elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
-    monkeypatch.setattr(flamegraph, "SPEEDSCOPE", elsewhere)
+    monkeypatch.setattr(server, "SPEEDSCOPE", elsewhere)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -121,7 +121,7 @@ npm error A complete log of this run can be found in: /root/x.log' >&2
 exit 1"""
     npm_that(tmp_path / "bin", complaint, monkeypatch)
     with pytest.raises(ViewerUnavailableError) as raised:
-        flamegraph.find_viewer(print)
+        server.find_viewer(print)
     message = str(raised.value)
     assert (
         "(exit 1): ECONNREFUSED: FetchError: request to http://127.0.0.1:9/speedscope failed"
@@ -138,7 +138,7 @@ def test_without_a_working_npm_it_is_one_line(
 ) -> None:
     FAILURES[message](tmp_path / "bin", monkeypatch)
     with pytest.raises(ViewerUnavailableError, match=message):
-        flamegraph.find_viewer(print)
+        server.find_viewer(print)
     assert list((tmp_path / "memlog").iterdir()) == []
 
 
@@ -150,7 +150,7 @@ def test_the_cache_is_used_without_asking_npm(
     cached.mkdir(parents=True)
     SPEEDSCOPE.extract(tarball(tmp_path / "package.tgz", SOUND), cached)
     messages: list[str] = []
-    assert flamegraph.find_viewer(messages.append) == cached
+    assert server.find_viewer(messages.append) == cached
     assert messages == []
 
 
@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ViewerUnavailableError, match="file"):
-        flamegraph.find_viewer(print)
+        server.find_viewer(print)
 
 
 def test_a_relative_cache_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.signals import raised_by_handler
 from memlog.events import Batch
 from memlog.journal import RunDirectory
-from memlog.journal.mapped_file import MappedFile
+from memlog.journal.segments import MappedFile
 from memlog.reports import summarize
 
 

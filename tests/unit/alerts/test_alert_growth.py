@@ -12,9 +12,9 @@ from support.memory_series import HEALTHY, LEAKS, made
 from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import parse_rules
 from memlog.alerts.engine import AlertEngine
-from memlog.alerts.trigger import GrowthMeter
+from memlog.alerts.rules import GrowthMeter
 from memlog.events import Alert, Batch, Event, HeapReading, Sample
-from memlog.probes.allocators import collect_garbage
+from memlog.probes.process import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
 

@@ -11,7 +11,7 @@ from memlog.delivery.helper import worst_step
 from memlog.events import POSTMORTEM_FILE
 from memlog.journal import find_run
 from memlog.journal.artifacts import Names
-from memlog.oom import allocator_snapshot
+from memlog.oom import observer
 from memlog.reports.summary import summarize
 from memlog.sink import Target
 
@@ -69,7 +69,7 @@ def test_names_of_memlogs_own_files_are_known() -> None:
     names = Names()
     assert names.give(POSTMORTEM_FILE, "mine")[0] != POSTMORTEM_FILE
     assert names.give(worst_step.FLAME_GRAPH, "mine")[0] != worst_step.FLAME_GRAPH
-    assert names.give(allocator_snapshot.FILE, "mine")[0] != allocator_snapshot.FILE
+    assert names.give(observer.FILE, "mine")[0] != observer.FILE
 
 
 def test_a_file_that_cannot_be_kept_never_harms_training(

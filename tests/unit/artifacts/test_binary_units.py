@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from support.flamegraphs import document, evented, sampled
 
-from memlog.artifacts.flamegraph import check, in_binary_units
+from memlog.artifacts.server import check_flamegraph, in_binary_units
 
 
 def shown(*profiles: dict[str, Any], **fields: Any) -> dict[str, Any]:
     content = in_binary_units(json.dumps({**document(*profiles), **fields}).encode(), "a.json")
-    check(content)
+    check_flamegraph(content)
     decoded: dict[str, Any] = json.loads(content)
     return decoded
 
@@ -55,5 +55,5 @@ def test_a_file_without_a_title_gets_its_name(name: str | None, title: str) -> N
 @pytest.mark.parametrize("number", ["9" * 5000, "1e999"])
 def test_a_number_too_large_in_a_field_that_nobody_reads_changes_nothing(number: str) -> None:
     content = json.dumps(document()).replace("{", f'{{"x": {number}, ', 1).encode()
-    check(content)
+    check_flamegraph(content)
     assert in_binary_units(content, "a.json") == content

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.flamegraphs import SCHEMA, document, evented, sampled
 
-from memlog.artifacts import contents
-from memlog.artifacts.contents import read_content
-from memlog.artifacts.flamegraph import check, is_flamegraph
-from memlog.artifacts.server import is_openable
+from memlog.artifacts import snapshots
+from memlog.artifacts.server import check_flamegraph, is_flamegraph, is_openable
+from memlog.artifacts.snapshots import read_content
 from memlog.errors import UnopenableFileError
 
 
@@ -67,7 +66,7 @@ def test_a_damaged_one_is_recognised_and_refused() -> None:
     torn = encoded(document())[:-20]
     assert is_flamegraph(torn)
     with pytest.raises(UnopenableFileError, match="damaged"):
-        check(torn)
+        check_flamegraph(torn)
 
 
 def setting(key: str, value: object) -> Callable[[dict[str, Any]], object]:
@@ -98,7 +97,7 @@ BREAKING = {
 def test_what_breaks_the_page_is_refused(case: str) -> None:
     change, message = BREAKING[case]
     with pytest.raises(UnopenableFileError, match=message):
-        check(changed(change))
+        check_flamegraph(changed(change))
 
 
 def opening(frame: int, at: float) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def closing(frame: int, at: float) -> dict[str, Any]:
 )
 def test_events_that_break_the_page_are_refused(events: list[object], message: str) -> None:
     with pytest.raises(UnopenableFileError, match=message):
-        check(changed(setting("events", events), evented()))
+        check_flamegraph(changed(setting("events", events), evented()))
 
 
 @given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), st.lists))
@@ -130,18 +129,18 @@ def test_events_that_break_the_page_are_refused(events: list[object], message: s
 def test_whatever_stands_in_a_profile_it_is_shown_or_refused(value: object) -> None:
     for key in sampled():
         with contextlib.suppress(UnopenableFileError):
-            check(changed(setting(key, value)))
+            check_flamegraph(changed(setting(key, value)))
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_garbage_in_the_middle_never_raises_anything_else(garbage: bytes, place: int) -> None:
     content = encoded(document())
     with contextlib.suppress(UnopenableFileError):
-        check(content[:place] + garbage + content[place:])
+        check_flamegraph(content[:place] + garbage + content[place:])
 
 
 def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 10_000)
     (tmp_path / "bomb").write_bytes(gzip.compress(b" " * 100_000))
     with pytest.raises(UnopenableFileError, match="larger than"):
         read_content(tmp_path / "bomb")
@@ -159,8 +158,8 @@ def test_torn_gzip_and_what_is_no_file_are_one_clear_error(tmp_path: Path) -> No
 def test_a_pickle_may_be_larger_than_what_the_page_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "MAX_BYTES", 100)
-    monkeypatch.setattr(contents, "MAX_PICKLE", 1_000)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 100)
+    monkeypatch.setattr(snapshots, "MAX_PICKLE", 1_000)
     for text, limit in ((b"{", 100), (b"\x80", 1_000)):
         for pack in (bytes, gzip.compress):
             (tmp_path / "file").write_bytes(pack(text * limit))

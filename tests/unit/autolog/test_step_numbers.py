@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlog.autolog.step_numbers import RunOffsets
+from memlog.autolog.run_detector import RunOffsets
 
 
 def offsets(initial_step: int = 0, *, own: bool = False) -> RunOffsets:

@@ -18,10 +18,10 @@ from support.stores import DictStore, stored
 from support.thirdparty import ListBackend
 
 from memlog._internal.npm_package import SPEEDSCOPE
-from memlog.artifacts import flamegraph
-from memlog.artifacts.contents import read_content
+from memlog.artifacts import server
 from memlog.artifacts.pulling import kept
 from memlog.artifacts.server import is_openable
+from memlog.artifacts.snapshots import read_content
 from memlog.cli.open import _find
 from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.events import Artifact, End
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
 def test_a_flame_graph_with_a_byte_order_mark_is_one(tmp_path: Path) -> None:
     (tmp_path / "graph").write_bytes(b"\xef\xbb\xbf" + GRAPH)
     assert is_openable(tmp_path / "graph")
-    flamegraph.check(read_content(tmp_path / "graph"))
+    server.check(read_content(tmp_path / "graph"))
 
 
 class Evil:
@@ -176,7 +176,7 @@ def test_without_a_viewer_it_is_one_line_with_the_path(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     elsewhere = dataclasses.replace(SPEEDSCOPE, installed=tmp_path / "nowhere")
-    monkeypatch.setattr("memlog.artifacts.flamegraph.SPEEDSCOPE", elsewhere)
+    monkeypatch.setattr("memlog.artifacts.server.SPEEDSCOPE", elsewhere)
     message = complaint("open", "graph")
     assert str(tmp_path / "graph") in message
     assert "npm is not installed" in message

@@ -8,7 +8,7 @@ import pytest
 from support.commands import complaint, output_of
 from support.journals import GIB, MadeRun, at, batch, cuda, finished_run
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import Alert, Batch, Device, DeviceUse, Health, Run, Sample, Trace
 from memlog.journal import RunDirectory

@@ -10,7 +10,7 @@ from support import commands, thirdparty
 from support.journals import GIB, MadeRun, at, batch
 from support.thirdparty import ListBackend
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.events import End, Run
 from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import HelperLock, UploadLock, UploadState

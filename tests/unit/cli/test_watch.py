@@ -11,7 +11,7 @@ import pytest
 from support.commands import complaint, memlog, output_of
 from support.journals import BEGUN_US, GIB, MIB, MadeRun, at, batch, bury, cuda
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.events import Alert, Device, End, Finding, Loss, Parameters, Run, Sample
 from memlog.journal import JournalFile
 from memlog.reports.accumulator import History

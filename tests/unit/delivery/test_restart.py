@@ -6,7 +6,7 @@ import pytest
 from support.journals import GIB, MadeRun, at, batch
 from support.sinks import ListTracker
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, End, Status

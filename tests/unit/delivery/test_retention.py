@@ -19,8 +19,8 @@ from memlog.errors import TrackerUnavailableError
 from memlog.events import Alert, Batch, Epoch, Evaluation, Event, Run
 from memlog.journal import Entry, JournalFile, JournalWriter, RunDirectory
 from memlog.journal import writer as journal_writer
-from memlog.journal.compaction import compact, is_compactable
 from memlog.journal.delivery_state import UploadState
+from memlog.journal.segments import compact, is_compactable
 from memlog.reports import Summary, summarize
 from memlog.settings import Settings
 

@@ -13,7 +13,7 @@ from support.journals import GIB, MIB, MadeRun, batch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import Sampler, StepFollower, _StepRate
 from memlog.events import ChildReading, Event, Sample
-from memlog.probes.tree import ProcessTree
+from memlog.probes.machine import ProcessTree
 
 
 @pytest.fixture

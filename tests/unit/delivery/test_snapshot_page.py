@@ -10,7 +10,7 @@ from memlog.artifacts.pulling import kept
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import End, OutOfMemory
 from memlog.journal import RunDirectory
-from memlog.oom.allocator_snapshot import keep_snapshot
+from memlog.oom.observer import keep_snapshot
 
 FAILURE = OutOfMemory(
     at(1), 0, "cuda0", 2**31, 12345, 2**36, None, 2**33, 2**33, None, None, "CUDA out of memory."

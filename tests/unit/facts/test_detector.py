@@ -27,7 +27,7 @@ from memlog.facts.growth_findings import GrowthFindings, finding_of
 from memlog.growth import Growth
 from memlog.growth.series import Suspicion, forecast
 from memlog.leaks import other_causes
-from memlog.probes.allocators import collect_garbage
+from memlog.probes.process import collect_garbage
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads glibc's books")
 

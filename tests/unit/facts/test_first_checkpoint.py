@@ -10,8 +10,8 @@ from support.journals import GIB, at, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event, Finding, Phase, Sample, SavedState, SavedTensors
-from memlog.facts.first_checkpoint import saving_costs
 from memlog.facts.judge import RunJudge
+from memlog.facts.later_memory import saving_costs
 from memlog.facts.verdict import verdict
 
 MODEL = SavedTensors(0, 14 * GIB, GIB, 14 * GIB, 0, 16 * GIB, 0, 14 * GIB, 0, 0)

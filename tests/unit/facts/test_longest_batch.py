@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Batch, Device, DeviceReading, Event, Finding, PeaksBySize, SampleLengths
 from memlog.facts.judge import RunJudge
+from memlog.facts.later_memory import LongestBatch, longest_batch
 from memlog.facts.levels import Peak
-from memlog.facts.longest_batch import LongestBatch, longest_batch
 from memlog.facts.run_fold import RunFold
 
 MIB = 1024**2

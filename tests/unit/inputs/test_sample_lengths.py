@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import SampleLengths
-from memlog.inputs.sample_lengths import LoaderWatch, lengths_of
+from memlog.inputs.step_inputs import LoaderWatch, lengths_of
 
 LENGTHS = [3 + at % 50 for at in range(200)]
 LONGEST = max(LENGTHS)

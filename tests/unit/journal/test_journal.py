@@ -15,7 +15,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunNotFoundError, UnwritableDirectoryError
 from memlog.events import Batch, DeviceReading, End, Event, Loss, Run
 from memlog.journal import Binding, Entry, find_run, list_runs, new_run
-from memlog.journal.mapped_file import MappedFile
+from memlog.journal.segments import MappedFile
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_slow_disk_moves_writing_to_a_queue_that_keeps_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With this limit, every write counts as slow, because the test is about the move and not about a disk.
-    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
+    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", -1)
     health = Diagnostics()
     journal = writer(tmp_path, health, segment_bytes=4096)
     written = [batch(step) for step in range(500)]
@@ -188,20 +188,20 @@ def test_writing_returns_from_the_queue_once_the_disk_is_fast_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memlog.journal.writer.TRY_AGAIN_S", 0.0)
-    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
+    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", -1)
     journal = writer(tmp_path, segment_bytes=4096)
     written: list[Event] = []
     while not journal.queued:
         written.append(batch(len(written)))
         journal.append(written[-1])
-    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", 10**12)
+    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", 10**12)
     deadline = time.monotonic() + 30
     while journal.queued:
         assert time.monotonic() < deadline
         written.append(batch(len(written)))
         journal.append(written[-1])
     assert events(tmp_path) == written  # at once, before the journal is closed
-    monkeypatch.setattr("memlog.journal.disk.SLOW_WRITE_NS", -1)
+    monkeypatch.setattr("memlog.journal.writer.SLOW_WRITE_NS", -1)
     written.append(batch(len(written)))
     journal.append(written[-1])
     assert journal.queued  # one slow write shows that the disk is not fast

@@ -15,10 +15,9 @@ from support.own_journal import batch, events, reader, segment, writer
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Artifact, Batch, End, Event, Health
 from memlog.journal import JournalFile, RunDirectory
-from memlog.journal.compaction import compact
 from memlog.journal.format import Binding
-from memlog.journal.mapped_file import RESERVE, WINDOW, can_map
 from memlog.journal.reader import used_bytes
+from memlog.journal.segments import RESERVE, WINDOW, can_map, compact
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="other systems can't allocate a file's space before its use"

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner, Result
 
-from memlog._internal import current_session, distributed
+from memlog._internal import current_session, processes
 from memlog._internal.current_session import VARIABLE, Launch, launch
 from memlog._internal.import_hook import ImportWatch
 from memlog.cli.main import cli
@@ -225,16 +225,16 @@ def test_ranks_come_from_the_environment_or_from_torchs_process_group(
 ) -> None:
     from torch import distributed as process_groups
 
-    assert distributed.described() == {}
-    assert distributed.is_first()
+    assert processes.described() == {}
+    assert processes.is_first()
     monkeypatch.setattr(process_groups, "is_initialized", lambda: True)
     monkeypatch.setattr(process_groups, "get_rank", lambda: 3)
     monkeypatch.setattr(process_groups, "get_world_size", lambda: 4)
-    assert distributed.described() == {"rank": "3", "world_size": "4"}
-    assert not distributed.is_first()
+    assert processes.described() == {"rank": "3", "world_size": "4"}
+    assert not processes.is_first()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert distributed.described() == {"rank": "0", "world_size": "2"}
+    assert processes.described() == {"rank": "0", "world_size": "2"}
 
 
 def test_a_publisher_is_begun_on_demand_until_there_is_one() -> None:

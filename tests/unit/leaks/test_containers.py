@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from memlog.leaks.containers import Census, element_size, growing
-from memlog.leaks.process_objects import all_objects
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget, all_objects
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 

@@ -15,7 +15,7 @@ import pytest
 from memlog._internal.inert_access import _uses_locals, container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
-from memlog.leaks.time_budget import TimeBudget
+from memlog.leaks.process_objects import TimeBudget
 
 
 @pytest.fixture(autouse=True, scope="module")

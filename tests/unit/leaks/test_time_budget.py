@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from memlog.leaks.time_budget import EarnedTime
+from memlog.leaks.process_objects import EarnedTime
 
 
 @pytest.fixture

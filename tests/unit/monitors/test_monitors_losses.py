@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import memlog
-from memlog.monitors import _losses, _publishing
-from memlog.monitors._losses import LossValue, Pending, known, read
+from memlog.monitors import _publishing
+from memlog.monitors._publishing import LossValue, Pending, known, read
 
 pytestmark = pytest.mark.usefixtures("nothing_goes_wrong_inside")
 
@@ -237,7 +237,7 @@ class SlowDevice:
 
 @pytest.mark.seed(14)
 def test_a_loss_on_its_way_is_not_waited_for_and_order_is_kept() -> None:
-    late, device, got = _losses.DeferredLosses(), SlowDevice(), []
+    late, device, got = _publishing.DeferredLosses(), SlowDevice(), []
     threads = []
 
     def then(value: LossValue | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import MIB
-from memlog.probes.host import HostProbe, HostReading, _max_rss, _PortableMemory
+from memlog.probes.process import HostProbe, HostReading, _max_rss, _PortableMemory
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlog.probes.host import PeakWindow
+from memlog.probes.process import PeakWindow
 
 
 def test_without_a_mark_there_is_no_peak() -> None:

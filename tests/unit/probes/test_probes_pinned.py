@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memlog.probes.allocators import PinnedSizes, read_pinned
+from memlog.probes.process import PinnedSizes, read_pinned
 
 torch: Any = pytest.importorskip("torch")
 

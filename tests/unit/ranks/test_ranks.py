@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.journals import GIB, MIB, MadeRun, at, batch, cuda
 
-from memlog._internal.distributed import RankPosition, rank_position_in
+from memlog._internal.processes import RankPosition, rank_position_in
 from memlog.delivery.helper.rank_journal import publish_afterwards
 from memlog.events import (
     LOST_CONNECTION,

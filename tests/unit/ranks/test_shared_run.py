@@ -8,7 +8,7 @@ from support.postmortems import report_of
 from support.shared_runs import Told, told_by_all
 from support.surfaces import output
 
-from memlog._internal.distributed import RankPosition
+from memlog._internal.processes import RankPosition
 from memlog.cli.sync import publish_afterwards
 from memlog.delivery.helper.postmortem import explain_afterwards
 from memlog.events import Alert, Batch, End, Event, Exit, Finding, OutOfMemory, RankFailure, Ranks

@@ -20,8 +20,8 @@ from support.journals import GIB, MIB, MadeRun, at, batch, cuda, finished_run
 from support.models import mlp
 from support.training import Case, squares, traced
 
-from memlog._internal.distributed import RankPosition
 from memlog._internal.npm_package import UPLOT
+from memlog._internal.processes import RankPosition
 from memlog._internal.terminal import format_bytes
 from memlog.cli.main import cli
 from memlog.delivery.helper.rank_journal import publish_afterwards
