@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import memlog
 from memlog import ConfigurationError
 from memlog.compat.gpu_optimizer import LayerMemoryStats, MemoryEvent, MemoryTracer
-from memlog.tracer.module_names import LISTENERS
+from memlog.tracer.user_scopes import LISTENERS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MIB = 1024**2

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -21,48 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog._internal import processes
 from memlog.tracer import torch_private
-
-_Holder = TypeVar("_Holder")
-
-
-class SharedHook(Generic[_Holder]):
-    """Hook, patch or filter that is installed once in a process, and shared by any number of holders.
-
-    A holder is an object that needs the hook. `_install` runs when the first holder is added, `_uninstall`
-    when the last one is removed.
-
-    Attributes:
-        holders: Current holders. The tuple is replaced as a whole, so a caller may iterate over it without
-            the lock.
-    """
-
-    def __init__(self) -> None:
-        self.holders: tuple[_Holder, ...] = ()
-        self._lock = threading.Lock()
-        processes.renew(self, "_lock", threading.Lock)
-
-    def add(self, holder: _Holder) -> None:
-        with self._lock:
-            if not self.holders:
-                self._install()
-            self.holders = (*self.holders, holder)
-
-    def remove(self, holder: _Holder) -> None:
-        """Remove a holder. A second call is harmless."""
-        with self._lock:
-            if holder not in self.holders:
-                return
-            self.holders = tuple(one for one in self.holders if one != holder)
-            if not self.holders:
-                self._uninstall()
-
-    def _install(self) -> None:
-        """Install the hook, patch or filter."""
-
-    def _uninstall(self) -> None:
-        """Remove the hook, patch or filter."""
+from memlog.tracer.shared_hook import SharedHook
 
 
 class ClosedWindow(Protocol):
@@ -109,6 +68,7 @@ def _module_called(_module: Any, _inputs: Any) -> None:
         _waiting.attempt()
 
 
+_Holder = TypeVar("_Holder")
 _Listener = Callable[[Any, Any], None]
 _Around = Callable[..., Any]
 

@@ -34,10 +34,11 @@ from torch.optim.optimizer import (
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
-from memlog.tracer.function_patch import COMPILE_WARNING_FILTER, SharedHook
-from memlog.tracer.module_names import LISTENERS, UserScope
+from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
 from memlog.tracer.owners import MAX_RANGES
+from memlog.tracer.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import tensors_in
+from memlog.tracer.user_scopes import LISTENERS, UserScope
 
 
 class OptimizerListener(Protocol):

@@ -17,7 +17,7 @@ from memlog.trace import exporters
 from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.records import EngineChoice, LayerFigures, RecordedTrace, TraceResult
 from memlog.trace.summary import LayerMemoryStats, MemoryEvent, layer_stats, replay, summary_text
-from memlog.tracer.module_names import scope
+from memlog.tracer.user_scopes import scope
 
 if TYPE_CHECKING:
     from memlog.tracer.window import TraceWindow

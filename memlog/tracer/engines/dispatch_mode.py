@@ -16,7 +16,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.tracer import torch_private
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
-from memlog.tracer.function_patch import SharedHook
+from memlog.tracer.shared_hook import SharedHook
 from memlog.tracer.tensor_storages import (
     PLAIN_CLASSES,
     Storages,

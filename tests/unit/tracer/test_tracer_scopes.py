@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memlog import ConfigurationError, MemoryTracer
-from memlog.tracer.module_names import LISTENERS, scope
+from memlog.tracer.user_scopes import LISTENERS, scope
 
 NUMBERS = 1000
 BYTES = 4 * NUMBERS
