@@ -23,6 +23,7 @@ from typing import Any
 
 from memlog._internal.import_hook import ImportWatch, when_imported
 from memlog.autolog.run_detector import TRAINER, load_package
+from memlog.torchside.loaded import backward_task_of
 
 OPTIMIZER_MODULE = "torch.optim.optimizer"
 INACTIVE_AFTER = 10
@@ -287,8 +288,7 @@ class Autolog:
             return  # another thread is still importing torch: this run's steps are not detected
         clock = self.clock
         clock.torch = module.torch
-        private = module.torch._C  # noqa: SLF001 - no public function tells the backward pass
-        clock.backward = getattr(private, "_current_graph_task_id", clock.backward)
+        clock.backward = backward_task_of(module.torch) or clock.backward
         self._handles = [
             module.register_optimizer_step_pre_hook(clock.begin),
             module.register_optimizer_step_post_hook(clock.end),

@@ -20,6 +20,7 @@ from memlog.journal import JournalWriter, RunDirectory, list_runs
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.process import HostProbe, PeakWindow, read_heap, read_pinned
 from memlog.settings import Settings
+from memlog.torchside.loaded import has_built_graphs, has_loaders_workers
 
 _WORK = 1.0
 """Processor seconds. Programs that took less have not trained: to import torch alone takes longer."""
@@ -56,19 +57,7 @@ def _has_not_trained() -> bool:
         return True
     if "torch" not in sys.modules:
         return process_time() < _WORK
-    return not _has_built_graphs()
-
-
-def _has_loaders_workers() -> bool:
-    """Return True if a DataLoader has had worker processes, as in a program that only evaluates a model."""
-    module = sys.modules.get("torch.utils.data._utils.signal_handling")
-    return getattr(module, "_SIGCHLD_handler_set", False)
-
-
-def _has_built_graphs() -> bool:
-    """Return True if this thread has built autograd graphs."""
-    next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
-    return next_number is not None and next_number() > 0
+    return not has_built_graphs()
 
 
 class BatchRecorder:
@@ -234,7 +223,7 @@ class BatchRecorder:
             message = f"nothing was recorded, because {NOT_NOTICED}"
             children = child_processes() or _working_processes()
             # If this process has computed gradients, they are probably a DataLoader's workers, too.
-            if children and not _has_built_graphs() and not _has_loaders_workers():
+            if children and not has_built_graphs() and not has_loaders_workers():
                 if list_runs(run.path.parent)[-1].id != run.id:
                     return  # a child process has begun a run of its own
                 message = (

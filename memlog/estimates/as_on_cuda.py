@@ -37,9 +37,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.estimates.ctc_of_lists import ctc_loss
 from memlog.estimates.cuda_kernels import layers
@@ -49,6 +47,16 @@ from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.cuda_workspaces import computed_from_shapes
 from memlog.estimates.device_memory import Cublas
 from memlog.estimates.places import Places
+from memlog.torchside.fakes import (
+    FakeTensor,
+    below_autograd,
+    foreach_for,
+    operations,
+    tree_leaves,
+    tree_map_only,
+    without_autocast_on_cpu,
+)
+from memlog.torchside.tensors import has_kernel, onednn_enabled, set_onednn_enabled
 from memlog.tracer.engines import live_storages, patches, storage_events
 
 _KEPT_BY_GRU: Final = 5
@@ -137,7 +145,7 @@ class _Renorm(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, p: float, dim: int, most: float) -> Tensor:
         ctx.save_for_backward(values)
         ctx.arguments = p, dim, most
-        with torch._C._AutoDispatchBelowAutograd():  # not this function again
+        with below_autograd():  # not this function again
             out: Tensor = _aten.renorm.default(values, p, dim, most)
         return out
 
@@ -287,9 +295,8 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
     Traces leave out tensors that ``places`` finds on the host.
     """
     library = torch.library.Library("aten", "IMPL")
-    types = [*torch_optimizer._foreach_supported_types, FakeTensor]
-    onednn = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)  # oneDNN's LSTM keeps memory that no tensor shows
+    onednn = onednn_enabled()
+    set_onednn_enabled(False)  # oneDNN's LSTM keeps memory that no tensor shows
     try:
         library.impl("batch_norm", _batch_norm, "AutogradCPU")
         library.impl("group_norm", _group_norm, "AutogradCPU")
@@ -305,7 +312,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
         register_casts(library)
         with (
             patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
-            patch.object(torch_optimizer, "_foreach_supported_types", types),
+            foreach_for(FakeTensor),
             patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu", "cuda"]),
             computed_from_shapes(gpu),
             layers.of_cudnn(),
@@ -315,7 +322,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
         ):
             yield
     finally:
-        torch._C._set_mkldnn_enabled(onednn)
+        set_onednn_enabled(onednn)
         library._destroy()
 
 
@@ -429,11 +436,9 @@ def register_casts(library: torch.library.Library) -> None:
 
 @functools.cache
 def _converted_on_cpu_only() -> Sequence[str]:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
     return [
         name.removeprefix("aten::")
-        for name in names
+        for name in operations()
         if has_kernel(name, _ON_CPU) and not has_kernel(name, _ON_CUDA)
     ]
 
@@ -453,7 +458,7 @@ def _converting(name: str, convert: Callable[[Any], Any]) -> Callable[..., Any]:
     operation = _operation(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast():
+        with without_autocast_on_cpu():
             return operation(*convert(args), **convert(kwargs))
 
     return kernel
@@ -476,15 +481,10 @@ def _float32_result(name: str) -> Callable[..., Any]:
         given = kwargs.get("dtype") is not None or len(args) >= at
         if is_norm or (not given and tensor.dtype in _HALF):
             kwargs["dtype"] = torch.float32 if tensor.dtype in _HALF else tensor.dtype
-        with _without_autocast():
+        with without_autocast_on_cpu():
             return operation(tensor, *args, **kwargs)
 
     return kernel
-
-
-def _without_autocast() -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def _widened(values: Any) -> Any:

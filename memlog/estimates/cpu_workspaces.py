@@ -30,15 +30,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog._internal.terminal import MIB
 from memlog.estimates import ctc_of_lists
+from memlog.torchside.fakes import tree_leaves, tree_map_only, without_modes
+from memlog.torchside.internals import operation_name
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
 from memlog.tracer.tensor_storages import is_sparse
-from memlog.tracer.torch_private import operation_name
 
 MAX_REAL_BYTES: Final = 32 * MIB
 """Maximum total bytes of the real tensors on which an estimate runs an operation."""
@@ -137,7 +136,7 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
         return None
     call = _Call(func, args, kwargs, out)
     large = call.size(()) > _WHOLE
-    with _disable_current_modes(), torch.no_grad(), _same_random_numbers(func):
+    with without_modes(), torch.no_grad(), _same_random_numbers(func):
         if name in _PRODUCTS and large:
             return _of_product(func, args, kwargs)
         sizes = _allocations(call, _dimensions(call) if large else (), _WHOLE)
@@ -482,7 +481,7 @@ class _Measured(NamedTuple):
 
 def kept(args: Any, _out: Any) -> int:
     """Return the bytes of the forward operation's last result; 0 if they can't be measured."""
-    with _disable_current_modes():
+    with without_modes():
         found = _extrapolated(args, None, ())
     return 0 if found is None else found.kept[0]
 
@@ -492,7 +491,7 @@ def lstm_workspace(func: Any, args: Any) -> Workspace | None:
     backward = args if func is not _FORWARD else None
     forward = args if backward is None else [*args[:_TENSORS], *(args[at] for at in _OF_FORWARD)]
     trains = torch.is_grad_enabled() or backward is not None
-    with _disable_current_modes(), torch.set_grad_enabled(trains):
+    with without_modes(), torch.set_grad_enabled(trains):
         found = _extrapolated(forward, backward, ())
     if found is None:
         return None

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from memlog.estimates.cuda_kernels import attention, layers, losses, reductions, sorting
 from memlog.estimates.cuda_kernels.reductions import Call, Gpu, Temporaries
+from memlog.torchside.internals import operation_name
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
-from memlog.tracer.torch_private import operation_name
 
 _TABLES: Final = (reductions, attention, layers, losses, sorting)
 TEMPORARIES: Final[Mapping[str, Temporaries]] = {

@@ -22,9 +22,9 @@ from memlog._internal.terminal import MIB
 from memlog.estimates.caching_allocator import CachingAllocator, OutOfMemoryError
 from memlog.estimates.cuda_kernels.reductions import Gpu
 from memlog.estimates.places import DEVICE, Places
+from memlog.torchside import internals
 from memlog.trace import encoding
 from memlog.trace.records import RecordedTrace
-from memlog.tracer import torch_private
 from memlog.tracer.engines.operation_recorder import UNMEASURED_PREFIX
 
 _NAMES: Final = """
@@ -53,9 +53,9 @@ class Cublas:
         return tuple(self._of_threads.values())
 
     def take(self, func: Any) -> tuple[Tensor, ...]:
-        if torch_private.operation_name(func).rstrip("_") not in _PRODUCTS or not self._size:
+        if internals.operation_name(func).rstrip("_") not in _PRODUCTS or not self._size:
             return ()
-        backward = torch_private.backward_task() != torch_private.NO_TASK
+        backward = internals.backward_task() != internals.NO_TASK
         if backward in self._of_threads or self._places.is_elsewhere(self._places.of_operation()):
             return ()
         with self._places.asking(DEVICE):

@@ -16,7 +16,6 @@ from memlog._internal.terminal import MIB, format_bytes
 from memlog._internal.text_parser import read_size
 from memlog.errors import ConfigurationError
 from memlog.estimates.caching_allocator import CachingAllocator
-from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.device_memory import (
     CONTEXT,
     NO_BACKWARD,
@@ -34,6 +33,7 @@ from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.plan import NO_CHANGES, StepChanges, plan, refuse_plan
 from memlog.estimates.question import Question
 from memlog.facts.later_memory import SavingCost, saving_costs
+from memlog.torchside.compiled_code import planned_by_inductor
 from memlog.trace import exporters
 from memlog.trace.accounting import PhaseLevel, PhaseName, phase_levels
 from memlog.trace.predict import Advice, advise

@@ -16,22 +16,26 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-    in_kernel_invocation_manager,
-)
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import cpu_workspaces
 from memlog.estimates.as_on_cuda import CORRECTIONS
-from memlog.estimates.compiled_code import is_planning
 from memlog.estimates.cpu_workspaces import MAX_REAL_BYTES, bytes_of
 from memlog.estimates.cuda_kernels import layers
 from memlog.estimates.places import Places
+from memlog.torchside.compiled_code import is_planning
+from memlog.torchside.fakes import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    allow_reading_the_address,
+    in_kernel_invocation_manager,
+    make_subclass,
+    tree_leaves,
+    tree_map_only,
+    without_modes,
+)
+from memlog.torchside.tensors import has_kernel
 
 _aten: Final = torch.ops.aten
 _DEVICE: Final = torch.ops.prim.device.default
@@ -189,7 +193,7 @@ class FakeMode(FakeTensorMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         if self.has_real_indices and _are_indices((args, kwargs)):
-            with _disable_current_modes():
+            with without_modes():
                 return func(*args, **kwargs)
         if getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {
@@ -315,10 +319,8 @@ class FakeMode(FakeTensorMode):
 
         Does what ``FakeTensor()`` does, in a third of the time.
         """
-        fake = Tensor._make_subclass(
-            FakeTensor, meta, dispatch_device=True, device_for_backend_keys=_CPU
-        )
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        fake = make_subclass(FakeTensor, meta, dispatch_device=True, device_for_backend_keys=_CPU)
+        allow_reading_the_address(fake)
         vars(fake).update(self._attributes)
         return fake
 
@@ -359,7 +361,7 @@ def _changes_values_only(func: Any) -> bool:
     return (
         not func._schema.returns
         and name.startswith("aten::_fused_")
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
+        and not has_kernel(name, "Meta")
     )
 
 
@@ -369,9 +371,7 @@ def _repeats(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.name.startswith("aten::"):
         return False  # code of others may do anything
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+    composite = has_kernel(func.name(), "CompositeImplicitAutograd")
     return not (
         (composite and func.is_view)  # may return a view or not
         or torch.Tag.inplace_view in func.tags

@@ -18,11 +18,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -30,7 +25,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memlog._internal.terminal import MIB
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
-from memlog.estimates.compiled_code import planned_by_inductor
 from memlog.estimates.cpu_workspaces import measured_on_small_batches
 from memlog.estimates.ctc_of_lists import ctc_of_lists
 from memlog.estimates.cuda_kernels.reductions import Gpu
@@ -39,9 +33,16 @@ from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.fakes import Fakes, needs_other_processes
 from memlog.estimates.places import ON_HOST, Places, all_on_cpu
 from memlog.estimates.unknown_values import ArrayMadeError, ValueUsedError, unknown_values
+from memlog.torchside import internals
+from memlog.torchside.compiled_code import planned_by_inductor
+from memlog.torchside.fakes import (
+    FAKES_FOLDER,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from memlog.trace.accounting import PhaseName, phase_levels
 from memlog.trace.records import RecordedTrace
-from memlog.tracer import torch_private
 from memlog.tracer.tensor_storages import tensors_in
 from memlog.tracer.window import TraceWindow
 
@@ -156,7 +157,7 @@ def traced_training(
                 )
                 step()
                 gc.collect()  # the next trace would count garbage as memory in use
-                between = torch_private.live_fakes()
+                between = internals.live_fakes()
                 before = window.serials(between)
                 for tensor in host_tensors(stepped):
                     places.put(tensor, ON_HOST)
@@ -322,7 +323,7 @@ def _called_in_torch(error: BaseException) -> str:
             continue
         if not path.is_relative_to(_LIBRARIES[0]):
             return name
-        if not path.is_relative_to(_LIBRARIES[0] / "_subclasses"):
+        if not path.is_relative_to(_LIBRARIES[0] / FAKES_FOLDER):
             parts = path.relative_to(_LIBRARIES[0].parent).with_suffix("").parts
             name = ".".join(
                 part for part in (*parts, frame.name) if part not in ("__init__", "utils")

@@ -13,16 +13,22 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
-from torch.nn import init
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import dataloader
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import DEVICE
+from memlog.torchside.fakes import (
+    DataDependentOutputException,
+    FakeTensor,
+    LoaderIterator,
+    other_trunc_normal,
+    tree_leaves,
+    tree_map_only,
+    trunc_normal,
+    without_modes,
+)
 from memlog.tracer.tensor_storages import is_wrapper
 
 
@@ -78,7 +84,7 @@ class Fakes:
             return tensor
         if id(tensor) in self._made:
             return self._made[id(tensor)][1]
-        with _disable_current_modes():
+        with without_modes():
             return self.of_used(tensor)
 
     def in_all(self, values: Any) -> Any:
@@ -149,7 +155,7 @@ class Fakes:
 @contextmanager
 def real_indices() -> Iterator[None]:
     """Let data loaders draw real seeds and indices inside the block, because they decide by their values."""
-    kind = dataloader._BaseDataLoaderIter
+    kind = LoaderIterator
     with (
         patch.object(kind, "_next_index", _without_modes(kind._next_index)),
         patch.object(
@@ -161,7 +167,7 @@ def real_indices() -> Iterator[None]:
 
 def _without_modes(draw: Callable[..., Any]) -> Callable[..., Any]:
     def outside(*args: Any) -> Any:
-        with _disable_current_modes():
+        with without_modes():
             return draw(*args)
 
     return outside
@@ -170,14 +176,13 @@ def _without_modes(draw: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def any_initial_values() -> Iterator[None]:
     """Let ``torch.nn.init.trunc_normal_`` leave fake tensors as they are inside the block."""
-    draw = init._no_grad_trunc_normal_
 
     def fill(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(part_of(tensor), FakeTensor):
             return tensor
-        return draw(tensor, *args, **kwargs)
+        return trunc_normal(tensor, *args, **kwargs)
 
-    with patch.object(init, "_no_grad_trunc_normal_", fill):
+    with other_trunc_normal(fill):
         yield
 
 

@@ -25,17 +25,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from memlog.estimates.cpu_workspaces import extent
+from memlog.torchside.fakes import FakeTensor, OpOverload, parse_to
+from memlog.torchside.internals import ENGINE
 from memlog.tracer.tensor_storages import plain_tensors, tensors_in
-from memlog.tracer.torch_private import ENGINE
 
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
-_READ_NAMES: Final = (torch.device, torch._C._nn._parse_to)
+_READ_NAMES: Final = (torch.device, parse_to)
 """Functions that return the device that a program names."""
 _HERE: Final = str(Path(__file__).parent)
 _OPTIMIZERS: Final = str(Path(torch.optim.__file__).parent)

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memlog.autolog.saved_state import saved_state
 from memlog.errors import ConfigurationError
-from memlog.estimates.compiled_code import can_plan, planned_by_inductor
 from memlog.estimates.cuda_kernels.reductions import A100, Gpu
 from memlog.estimates.device_memory import TracedTraining
 from memlog.estimates.fake_mode import FakeMode
@@ -28,6 +26,8 @@ from memlog.estimates.fakes import Fakes, any_initial_values, one_of, refuse_sev
 from memlog.estimates.places import Places, all_on_cpu
 from memlog.estimates.plan import NO_CHANGES, StepChanges
 from memlog.events import SavedState
+from memlog.torchside.compiled_code import can_plan, planned_by_inductor
+from memlog.torchside.fakes import tree_leaves, tree_map_only
 from memlog.trace.records import RecordedTrace
 from memlog.tracer.engines.live_storages import counted_instead
 from memlog.tracer.window import are_compiled

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import os
 import sys
 from collections import defaultdict
@@ -26,42 +25,30 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh, _get_device_handle, init_device_mesh
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining.stage import PipelineStage
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from memlog.errors import ConfigurationError
 from memlog.estimates import fake_mode
 from memlog.estimates.cpu_workspaces import bytes_of
 from memlog.estimates.fake_mode import FakeMode
 from memlog.estimates.places import Places
+from memlog.torchside import ranks as torch_ranks
+from memlog.torchside.fakes import (
+    FakeTensor,
+    TorchDispatchMode,
+    tree_leaves,
+    without_dispatch,
+    without_modes,
+)
+from memlog.torchside.tensors import DisableTorchFunction
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""
-
-_WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
-_USE_DEVICES: Final = (
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
-    "torch.distributed.fsdp._fully_shard._fsdp_init",
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
-    "torch.distributed.fsdp._fully_shard._fsdp_state",
-    "torch.distributed.tensor._random",
-)
-"""Modules that ask for the functions of a device, such as its streams."""
-
-_MAKE_MESHES: Final = (
-    "torch.distributed._composable.replicate_with_fsdp",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
-)
 
 
 @contextmanager
@@ -73,8 +60,6 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
     Raises:
         ConfigurationError: The process belongs to a process group already.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
-
     if dist.is_initialized():
         raise ConfigurationError(
             "torch.distributed is initialized already, and ranks= lets the estimate do that: leave out the "
@@ -88,10 +73,10 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
         )
         undo.enter_context(counted_collectives(on_cpu=mode.places is None))
         # torch's own fake result is a copy.
-        undo.enter_context(patch.dict(fake_mode.INSTEAD, {_WAIT: lambda values: values}))
+        undo.enter_context(patch.dict(fake_mode.INSTEAD, {torch_ranks.WAIT: lambda values: values}))
         # torch replaces the exception hook, and keeps the new one after the group's end.
         undo.enter_context(patch.object(sys, "excepthook", sys.excepthook))
-        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=ranks, store=torch_ranks.fake_store())
         undo.callback(dist.destroy_process_group)
         undo.enter_context(
             patch.object(dist, "init_process_group", functools.partial(_joined, ranks))
@@ -102,24 +87,12 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
             undo.enter_context(
                 patch.object(DeviceMesh, name, _within(_real_tensors, getattr(DeviceMesh, name)))
             )
-        undo.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", Chunks))
-        handle = _get_device_handle
-        device = _Device(ranks, mode.places)
-        for name in _USE_DEVICES:
-            module = importlib.import_module(name)
-            undo.enter_context(
-                patch.object(
-                    module,
-                    "_get_device_handle",
-                    lambda kind: device if kind == "cuda" else handle(kind),
-                )
-            )
+        undo.enter_context(torch_ranks.chunks_of_parameters(Chunks))
+        undo.enter_context(torch_ranks.cuda_functions(_Device(ranks, mode.places)))
         if mode.places is not None:
             # Without a GPU, torch would make the mesh of a model that is sharded without one for the CPU.
             mesh = functools.partial(_default_mesh, ranks)
-            for name in _MAKE_MESHES:
-                module = importlib.import_module(name)
-                undo.enter_context(patch.object(module, "_init_default_mesh", mesh))
+            undo.enter_context(torch_ranks.default_mesh(mesh))
         device_of_part = property(lambda one: one._local_tensor.device)
         undo.enter_context(patch.object(DTensor, "device", device_of_part, create=True))
         for name in ("__init__", "_pre_forward"):
@@ -128,8 +101,8 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
             undo.enter_context(patch.object(DistributedDataParallel, name, own))
         # torch asks for the shapes of whole tensors, which no rank has: they must not count.
         name = "_propagate_tensor_meta_non_cached"
-        propagate = _within(_real_tensors, getattr(ShardingPropagator, name))
-        undo.enter_context(patch.object(ShardingPropagator, name, propagate))
+        propagate = _within(_real_tensors, getattr(torch_ranks.ShardingPropagator, name))
+        undo.enter_context(patch.object(torch_ranks.ShardingPropagator, name, propagate))
         yield
 
 
@@ -248,14 +221,14 @@ def _within(
 
 @contextmanager
 def _real_tensors() -> Iterator[None]:
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with without_modes(), DisableTorchFunction():
         yield
 
 
 def _mesh_made(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():
+        with without_modes():
             init(
                 self,
                 *map(_in_order, args),
@@ -298,7 +271,7 @@ class _RealIndices(TorchDispatchMode):
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         is_fake = any(isinstance(one, FakeTensor) for one in tensors)
         is_real = not is_fake if tensors else kwargs.get("dtype") is torch.int32
-        with _disable_current_modes() if is_real else nullcontext():
+        with without_modes() if is_real else nullcontext():
             return func(*args, **kwargs)
 
 
@@ -410,7 +383,7 @@ class _Messages:
 
 
 def _no_vote(*_: Any, **__: Any) -> Any:
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         return torch.zeros(1, dtype=torch.int32)
 
 

@@ -20,8 +20,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from torch import _VF, Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.utils import rnn
 from torch.optim import LBFGS
@@ -31,10 +30,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.fakes import part_of, real_indices
+from memlog.torchside.fakes import PACKING, FakeTensor, plain_subclass, without_modes
 
 _CALCULATES = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __neg__ "
@@ -181,8 +180,8 @@ def packed_sequences() -> Iterator[None]:
     lengths = _Lengths()
     with (
         lengths,
-        patch.object(_VF, "_pack_padded_sequence", _packing(lengths), create=True),
-        patch.object(_VF, "_pad_packed_sequence", _unpack, create=True),
+        patch.object(PACKING, "_pack_padded_sequence", _packing(lengths), create=True),
+        patch.object(PACKING, "_pad_packed_sequence", _unpack, create=True),
     ):
         yield
 
@@ -190,11 +189,11 @@ def packed_sequences() -> Iterator[None]:
 class _BatchSizes(Tensor):
     """Real tensor with the number of samples at each step. torch's recurrent layers read it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment] # torch's own idiom
+    __torch_function__ = plain_subclass  # torch's own idiom
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> _BatchSizes:
-        with _disable_current_modes():
+        with without_modes():
             made: _BatchSizes = torch.tensor(sizes, dtype=torch.int64).as_subclass(cls)
         made.sizes = list(sizes)
         return made

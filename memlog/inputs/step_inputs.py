@@ -189,7 +189,9 @@ class TensorFinder:
         """Add the tensors of some variables. A tensor with several names is added under the first name."""
         if self._torch is None:
             return
-        with self._torch._C.DisableTorchFunction():  # noqa: SLF001 - no public name
+        from memlog.torchside.tensors import DisableTorchFunction  # noqa: PLC0415 - torch is loaded
+
+        with DisableTorchFunction():
             for name, value in variables:
                 self._add(name, value, _DEPTH)
 

@@ -48,7 +48,8 @@ from memlog.events import Finding, now_us
 from memlog.leaks.live_tensors import LiveTensors, storage_of, tensor_storage
 from memlog.leaks.process_objects import TimeBudget
 from memlog.leaks.watched_storages import plain_tensors
-from memlog.tracer import torch_private
+from memlog.torchside import internals
+from memlog.torchside.tensors import DisableTorchFunction, DisableTorchFunctionSubclass, TensorBase
 from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
 from memlog.tracer.module_stack import CallingLines
 
@@ -105,7 +106,7 @@ class GraphWalk:
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
         """Return the graphs that live tensors keep and that contain nodes of the watched iterations."""
         found = []
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for _, holder, node in tensors.roots:
                 graph = KeptGraph(
                     holder, str(own_method(node, "name")()), *self._walk(node, holder)
@@ -119,7 +120,7 @@ class GraphWalk:
 
         ``node`` is the last node of the graph.
         """
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return self._walk(node, node)[0]
 
     def _walk(self, root: Any, holder: Any) -> tuple[dict[int, int], int, int, list[Any], float]:
@@ -237,7 +238,7 @@ _SHARE: Final = 0.0025
 removes them for some steps."""
 _ALLOWANCE: Final = 0.02
 """Seconds that the hooks may take in addition to the fraction `_SHARE` of the run's time."""
-_base: Any = torch._C.TensorBase
+_base: Any = TensorBase
 
 
 @dataclass
@@ -300,7 +301,7 @@ class UnusedGraphs:
             self._calls = 0
         self.judge(step)
         allowed = _ALLOWANCE + _SHARE * (time.monotonic() - self._begun)
-        compiles = torch_private.compiler_in_use()
+        compiles = internals.compiler_in_use()
         if self.finding is not None or compiles or self._spent + self._newest > allowed:
             self.stop()
         elif not self._handles:
@@ -338,7 +339,7 @@ class UnusedGraphs:
 
     def _module_begins(self, module: Any, args: Any) -> None:
         self._calls += 1
-        if torch_private.compiler_in_use():
+        if internals.compiler_in_use():
             # Remove the hooks before this module is compiled. Removing them later would compile it again.
             self.stop()
             return
@@ -355,7 +356,7 @@ class UnusedGraphs:
     def _pass_begins(self, module: Any, args: Any) -> None:
         if threading.get_ident() != self._thread or not _is_plain():
             return
-        number = torch_private.next_sequence_number()
+        number = internals.next_sequence_number()
         if number is None or len(self._pending) >= _MAX_PENDING:
             return
         place = self._caller.current_line()
@@ -373,7 +374,7 @@ class UnusedGraphs:
         if running is None or threading.get_ident() != self._thread:
             return
         with self._diagnostics.contained("noticing the end of an evaluation"):
-            if torch.compiler.is_compiling() or torch_private.tracing_graph():
+            if torch.compiler.is_compiling() or internals.tracing_graph():
                 return
             nodes = _mark(output, running)
             if running.module() is not module:
@@ -397,9 +398,9 @@ def _is_plain() -> bool:
     """Return False during a backward pass, and while torch compiles, traces or transforms functions."""
     return not (
         torch.compiler.is_compiling()
-        or torch_private.tracing_graph()
-        or torch_private.backward_task() != torch_private.NO_TASK
-        or torch_private.in_functorch_transform()
+        or internals.tracing_graph()
+        or internals.backward_task() != internals.NO_TASK
+        or internals.in_functorch_transform()
     )
 
 
@@ -409,10 +410,10 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
     Nodes that were made before this pass are left out.
     """
     nodes = []
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         for tensor in plain_tensors(output):
             node = _base.grad_fn.__get__(tensor)
-            number = None if node is None else torch_private.sequence_number(node)
+            number = None if node is None else internals.sequence_number(node)
             if number is None or number < running.first_node:
                 continue
             nodes.append(node)
@@ -427,7 +428,7 @@ def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
 
     ``nodes`` contains the last nodes of the graphs.
     """
-    end = torch_private.next_sequence_number()
+    end = internals.next_sequence_number()
     if end is None:
         return 0
     budget = TimeBudget(_SECONDS)

@@ -51,6 +51,7 @@ from memlog.leaks.autograd_graphs import saved_names, saved_value
 from memlog.leaks.live_tensors import parts_of, shown_bytes, tensor_storage
 from memlog.leaks.owner_chain import running_frames
 from memlog.leaks.process_objects import KindTable, TimeBudget
+from memlog.torchside.tensors import DisableTorchFunction, DisableTorchFunctionSubclass, TensorBase
 
 _MAX_COUNTED: Final = 300_000
 """Maximum number of containers in a census. A census of this length takes about 30 MB."""
@@ -217,7 +218,7 @@ class _Reach:
         return True
 
     def _add_storage(self, tensor: Any) -> None:
-        with torch._C.DisableTorchFunction(), suppress(RuntimeError):  # the size can be symbolic
+        with DisableTorchFunction(), suppress(RuntimeError):  # the size can be symbolic
             for storage in map(tensor_storage, parts_of(tensor)):
                 if storage is not None and storage._cdata not in self._seen:
                     self._seen.add(storage._cdata)
@@ -312,7 +313,7 @@ _SLOT_TYPES: Final = (
     MethodDescriptorType,
     WrapperDescriptorType,
 )
-_base: Any = torch._C.TensorBase
+_base: Any = TensorBase
 _CData: Final = ctypes.Array.__mro__[1]
 """Base class of arrays, structures and simple values of ``ctypes``."""
 _PYTHONS: Final = frozenset(
@@ -433,7 +434,7 @@ class ElementWeight:
         return found
 
     def _add_tensor(self, tensor: Any, nodes: list[Any]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             self.tensors += 1
             size = self._storage_bytes(tensor)
             self.own += size
@@ -448,7 +449,7 @@ class ElementWeight:
             nodes.append(node)
 
     def _add_nodes(self, waiting: list[Any]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             while waiting and not self._is_full:
                 node = waiting.pop()
                 if not self._is_new(("node", id(node)), node):

@@ -19,8 +19,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from memlog._internal.diagnostics import Diagnostics
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing, newest_elements
@@ -39,6 +37,7 @@ from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe, describe_container
 from memlog.leaks.process_objects import TimeBudget, all_objects
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage, may_watch
+from memlog.torchside.tensors import DisableTorchFunction, TensorBase
 
 WATCHED: Final = 4
 """Number of iterations whose storages are watched."""
@@ -561,7 +560,7 @@ def _weight(target: _Target) -> int:
 
 def _shown_bytes(tensors: list[Any]) -> int:
     """Return the bytes of tensors' elements. A tensor that only its views keep does not count."""
-    kind: Any = torch._C.TensorBase
-    with torch._C.DisableTorchFunction():
+    kind: Any = TensorBase
+    with DisableTorchFunction():
         bases = {id(kind._base.__get__(one)) for one in tensors}
         return sum(shown_bytes(one) for one in tensors if id(one) not in bases)

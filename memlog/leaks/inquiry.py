@@ -478,7 +478,7 @@ def _has_holders(growth: Suspicion) -> bool:
 def _compiles() -> bool:
     if "torch" not in sys.modules:
         return False
-    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - it loads parts of torch
+    from memlog.torchside.internals import compiler_in_use  # noqa: PLC0415 - it loads parts of torch
 
     return compiler_in_use()
 

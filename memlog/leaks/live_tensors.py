@@ -24,8 +24,9 @@ from memlog._internal.inert_access import (
     values_in,
 )
 from memlog.leaks.process_objects import KindTable, TimeBudget
+from memlog.torchside.tensors import DisableTorchFunction, TensorBase
 
-_base: Any = torch._C.TensorBase
+_base: Any = TensorBase
 VIEWS: Final = 0.5
 """If tensors show less than this part of their storages, they are views that keep larger tensors."""
 _BY_ROWS: Final = (torch.sparse_csr, torch.sparse_bsr)
@@ -53,7 +54,7 @@ class LiveTensors:
     ) -> None:
         self.by_storage: dict[int, list[Any]] = {}
         self.roots: list[tuple[int, Any, Any]] = []
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for one, kind in KindTable(_kind).select_until_spent(objects, budget):
                 if kind == "tensor":
                     self._add_tensor(one, wanted, first_node)
@@ -104,7 +105,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
     ``objects`` are all objects that the collector tracks.
     """
     sizes: dict[int, int] = {}
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for one, kind in KindTable(_kind).select_until_spent(objects, budget):
             if kind == "tensor":
                 with suppress(RuntimeError, AttributeError):
@@ -166,8 +167,8 @@ def is_scalar(one: Any) -> bool:
     """Return whether an object is a tensor without dimensions. Return False for other objects."""
     if not is_kind(one, torch.Tensor):
         return False
-    with torch._C.DisableTorchFunction():
-        return bool(torch._C.TensorBase.ndim.__get__(one) == 0)  # type: ignore[attr-defined] # no stub has it
+    with DisableTorchFunction():
+        return bool(TensorBase.ndim.__get__(one) == 0)
 
 
 _MAX_STATE: Final = 1_000_000
@@ -188,7 +189,7 @@ class KnownModels:
         self.existing: dict[int, weakref.ref[Any]] = {}
         self._parameters: set[int] = set()
         self._optimizers: list[weakref.ref[Any]] = []
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for one, kind in KindTable(_model_part).select_until_spent(objects, budget):
                 if kind is torch.optim.Optimizer:
                     self._optimizers.append(weakref.ref(one))
@@ -212,7 +213,7 @@ class KnownModels:
 
     def storages(self, parameters: list[Any]) -> frozenset[int]:
         """Return the identities of the storages of parameters, their gradients and all optimizers' state."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             tensors = itertools.chain(_with_gradients(parameters), self._states())
             return frozenset(storage_of(tensor) for tensor in tensors if _is_plain(tensor))
 
@@ -229,7 +230,7 @@ class KnownModels:
 def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
     """Return the gradients that have a graph (``create_graph=True``), each with the graph's last node."""
     found = []
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for parameter in parameters:
             gradient = _base.grad.__get__(parameter)
             node = None if gradient is None else _base.grad_fn.__get__(gradient)

@@ -115,7 +115,7 @@ def cause_by_elimination(
     in_sqlite = (now.sqlite - before.sqlite) / steps
     if in_sqlite >= EXPLAINED * growth.rate:
         return _sqlite(in_sqlite)
-    from memlog.tracer.torch_private import profiling  # noqa: PLC0415 - it needs torch, which is loaded
+    from memlog.torchside.internals import profiling  # noqa: PLC0415 - it needs torch, which is loaded
 
     return by_elimination(
         growth.rate,

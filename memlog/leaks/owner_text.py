@@ -26,6 +26,7 @@ from memlog._internal.inert_access import (
     type_name,
 )
 from memlog.leaks.owner_chain import Chain, Root
+from memlog.torchside.tensors import TensorBase
 from memlog.tracer.module_stack import CallingLines
 
 _REGISTRIES: Final = ("_modules", "_parameters", "_buffers")
@@ -280,7 +281,7 @@ def _hooks_of_tensor(owner: Any, child: Any) -> str:
     """Return the name of a tensor's dictionary of hooks if ``child`` is one; otherwise an empty string."""
     if not is_kind(owner, torch.Tensor):
         return ""
-    base: Any = torch._C.TensorBase
+    base: Any = TensorBase
     return next(
         (name for name in _HOOKS_OF_TENSORS if getattr(base, name).__get__(owner) is child), ""
     )

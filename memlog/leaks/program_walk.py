@@ -53,6 +53,7 @@ from memlog.leaks.owner_chain import (
     variables_of,
 )
 from memlog.leaks.owner_text import PYPLOT_FIGURES
+from memlog.torchside.tensors import DisableTorchFunctionSubclass
 from memlog.tracer.module_stack import CallingLines
 
 _SLICE: Final = 0.003
@@ -227,7 +228,7 @@ def buffer_bytes(one: Any) -> int:
     """Return the bytes of a tensor's storage, of an array, or of a data frame's arrays; 0 if unknown."""
     if is_kind(one, torch.Tensor):
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 storage = tensor_storage(one)
                 return 0 if storage is None else int(storage.nbytes())
         except RuntimeError:  # the size can be symbolic

@@ -31,7 +31,8 @@ from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
 from memlog.leaks.process_objects import KindTable, TimeBudget, all_objects
 from memlog.leaks.watched_storages import StorageMode, may_watch, plain_tensors
-from memlog.tracer import torch_private
+from memlog.torchside import internals
+from memlog.torchside.tensors import TensorBase
 from memlog.tracer.function_patch import remove_when_possible
 
 _FIRST = 8
@@ -133,7 +134,7 @@ _PASSIVE: Final = frozenset(
 )  # fmt: skip
 """Operations that do not count as use of a gradient. They compute a norm, clip a norm, or make a view. Any
 other operation on a view of the gradient counts as use of the gradient."""
-_base: Any = torch._C.TensorBase
+_base: Any = TensorBase
 
 
 class _Gradient(NamedTuple):
@@ -191,9 +192,9 @@ class UnownedGradients:
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Exclude gradients from the search if an operation outside a backward pass uses them."""
         del kind, out, inside
-        if torch_private.backward_task() != torch_private.NO_TASK:
+        if internals.backward_task() != internals.NO_TASK:
             return
-        if torch_private.operation_name(func) in _PASSIVE:
+        if internals.operation_name(func) in _PASSIVE:
             return
         for tensor in plain_tensors(args, _MAX_TENSORS):
             self._gradients.pop(storage_of(tensor), None)

@@ -21,8 +21,9 @@ from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.inert_access import instance_dict, values_in
 from memlog.leaks.live_tensors import parts_of, tensor_storage
+from memlog.torchside import internals
+from memlog.torchside.tensors import DisableTorchFunction
 from memlog.trace.encoding import OUTSIDE_PATH, PHASES
-from memlog.tracer import torch_private
 from memlog.tracer.engines.dispatch_mode import NEW, RESIZED, RESULT, ObservingMode, kind_of
 from memlog.tracer.function_patch import (
     BACKWARD_PASSES,
@@ -47,7 +48,7 @@ def may_watch() -> bool:
     If torch's compiler is in use, a mode changes the compiled code. If torch's profiler records, the profiler
     counts each operation twice while a mode is active.
     """
-    return may_open() and not torch_private.compiler_in_use() and not torch_private.profiling()
+    return may_open() and not internals.compiler_in_use() and not internals.profiling()
 
 
 class Site(NamedTuple):
@@ -109,7 +110,7 @@ class StorageMode(ObservingMode):  # type: ignore[no-untyped-call] # torch's bas
         del outputs
         if makes_cycles and isinstance(self._observer, StorageWatch):
             self._observer.note_cycles()
-        return torch_private.without_mode(self)
+        return internals.without_mode(self)
 
     def _removed_from_stack(self) -> None:
         super()._removed_from_stack()
@@ -177,7 +178,7 @@ class StorageWatch:
         processes.renew(self._stack, "closed", lambda: True)  # a forked child is not watched
 
     def begin(self) -> None:
-        self.first_node = torch_private.next_sequence_number()
+        self.first_node = internals.next_sequence_number()
         COMPILE_WARNING_FILTER.add(self)
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
@@ -199,7 +200,7 @@ class StorageWatch:
         self._storages = self.alive()
         if not self.ended or not self.iteration:
             self.iteration += 1
-            self._counted_node = torch_private.next_sequence_number()
+            self._counted_node = internals.next_sequence_number()
             return
         self._storages = {
             key: one for key, one in self._storages.items() if one.iteration < self.iteration
@@ -210,7 +211,7 @@ class StorageWatch:
         self._existing = {}
         self._mode.stop_observing()
         if self._handles:
-            self.end_node = self._counted_node or torch_private.next_sequence_number()
+            self.end_node = self._counted_node or internals.next_sequence_number()
             while self._handles:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
@@ -234,14 +235,14 @@ class StorageWatch:
     def operation(self, func: Any, kind: int, args: Any, out: Any, inside: Any) -> None:
         """Watch the new storages in an operation's results and arguments."""
         del inside
-        if torch_private.tracing_graph():
+        if internals.tracing_graph():
             return  # sizes would become a part of the traced graph
         began = time.thread_time()
         state = self._stack.thread_state(join=True)
         if state is not None:
             self._watch(args, "", state)
             if kind & (NEW | RESIZED):
-                self._watch(out, torch_private.operation_name(func), state)
+                self._watch(out, internals.operation_name(func), state)
         self._count(time.thread_time() - began)
 
     def _count(self, seconds: float) -> None:
@@ -251,7 +252,7 @@ class StorageWatch:
             self._mode.stop_observing()  # the mode itself can't be removed within an operation
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
-        with torch._C.DisableTorchFunction():  # `__torch_function__` can be the program's code
+        with DisableTorchFunction():  # `__torch_function__` can be the program's code
             found = (values,) if type(values) in _PLAIN else plain_tensors(values)
             for tensor in itertools.chain.from_iterable(map(parts_of, found)):
                 storage = None if tensor.is_meta else tensor_storage(tensor)
@@ -283,9 +284,9 @@ class StorageWatch:
         return len(self._storages) >= MAX_STORAGES
 
     def _module_begins(self, module: Any, args: Any) -> None:
-        if torch.compiler.is_compiling() or torch_private.tracing_graph():
+        if torch.compiler.is_compiling() or internals.tracing_graph():
             return
-        if torch_private.profiling() or not self._mode.measures:
+        if internals.profiling() or not self._mode.measures:
             self.end()  # with this dispatch mode, the profiler would count each operation twice
             return
         began = time.thread_time()

@@ -27,6 +27,7 @@ from memlog.errors import ConfigurationError
 from memlog.events import DeviceReading, Epoch, Event, Recorded, now_us
 from memlog.probes.accelerator import AcceleratorProbe
 from memlog.probes.process import HostProbe, PeakWindow
+from memlog.torchside.loaded import is_without_value
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 Around: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -356,9 +357,7 @@ def _is_traced(torch: Any, tensor: Any) -> bool:
     """Return True if a tensor holds no number because it belongs to a graph, a transform or a fake mode."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name
-        return True
-    return type(tensor).__module__.startswith(("torch._subclasses", "torch.fx"))
+    return is_without_value(torch, tensor)
 
 
 def _on_device(torch: Any, loss: Any) -> LossReading:

@@ -37,6 +37,7 @@ from memlog.oom.device_state import (
 )
 from memlog.oom.device_state import size as size_of
 from memlog.probes.machine import available_memory, machine_memory, read_cgroup
+from memlog.torchside.loaded import in_backward
 
 _STATE_TENSORS = {
     **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adadelta"), 2),
@@ -400,16 +401,9 @@ def current_frames(left_out: str = "") -> list[FrameType]:
     """
     outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect calls it, too
     own = [frame for frame, _ in walk_stack(outside) if frame.f_code.co_filename != left_out][::-1]
-    if is_in_backward() and all(frame.f_code.co_name != _BACKWARD for frame in own):
+    if in_backward() and all(frame.f_code.co_name != _BACKWARD for frame in own):
         return [*_caller_of_backward(), *own]
     return own
-
-
-def is_in_backward() -> bool:
-    """Return True if the calling thread runs an operation of a backward pass."""
-    torch = sys.modules.get("torch")
-    current = getattr(getattr(torch, "_C", None), "_current_graph_task_id", None)
-    return current is not None and current() != -1
 
 
 def _caller_of_backward() -> list[FrameType]:

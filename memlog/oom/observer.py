@@ -1,6 +1,6 @@
 """Detection of a failed allocation on a CUDA device before the stack unwinds, and the allocator's snapshot.
 
-``torch._C._cuda_attach_out_of_memory_observer`` can't be undone. It initialises CUDA, so memlog calls it only
+torch's observer of failed allocations can't be undone. It initialises CUDA, so memlog calls it only
 after the program has initialised CUDA. So each process attaches one function,
 the dispatcher, which calls the current run's `AllocatorWatch`. torch calls the dispatcher on the allocating
 thread and then raises ``OutOfMemoryError``. The allocator's lock is released during the call. An exception
@@ -37,9 +37,16 @@ from memlog.oom.errors import (
     is_of_a_device,
     shown_error,
 )
-from memlog.probes.accelerator import Nvml, parse_nested
+from memlog.probes.accelerator import Nvml, parse_flat, parse_nested
 from memlog.probes.machine import available_memory, shares_host
-from memlog.probes.process import records_history, segments_without_history
+from memlog.probes.process import segments_without_history
+from memlog.torchside.loaded import (
+    attach_out_of_memory_observer,
+    cuda_snapshot,
+    records_history,
+    running_node,
+    statistics_of,
+)
 from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"
@@ -57,7 +64,7 @@ def allocator_snapshot(*, tracing: bool) -> Any:
     """
     torch: Any = sys.modules["torch"]
     if tracing or not records_history(torch):
-        return torch.cuda.memory._snapshot()  # noqa: SLF001 - no public way
+        return cuda_snapshot(torch)
     segments = segments_without_history(torch)
     return None if segments is None else {"segments": segments, "device_traces": []}
 
@@ -214,7 +221,12 @@ class AllocatorWatch:
         frames = current_frames(__file__)
         layer, phase = locate(frames)
         phase = phase or ("backward" if _node() else None)
-        figures = parse_nested(torch._C._cuda_memoryStats(device))  # noqa: SLF001 - the public one is slow
+        read = statistics_of(torch, "cuda")
+        figures = (
+            parse_flat(torch.cuda.memory_stats(device))
+            if read is None
+            else parse_nested(read(device))
+        )
         total = int(torch.cuda.get_device_properties(device).total_memory)
         shared = shares_host(torch, "cuda", device)
         if shared:
@@ -288,7 +300,7 @@ def _attach(watch: AllocatorWatch) -> None:
     # Other allocators, such as `backend:cudaMallocAsync`, call no observer. Their failures are described from
     # the exception that ends the run.
     if not _attached and torch.cuda.get_allocator_backend() == "native":
-        torch._C._cuda_attach_out_of_memory_observer(_dispatch)  # noqa: SLF001 - no public way
+        attach_out_of_memory_observer(torch, _dispatch)
         _attached = True
 
 
@@ -311,7 +323,5 @@ def _node() -> str | None:
 
     Return ``None`` if the thread runs no node, or if this version of torch can't name the node.
     """
-    torch: Any = sys.modules["torch"]
-    current = getattr(torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public way
-    node = None if current is None else current()
+    node = running_node()
     return None if node is None else f"unknown, in {node.name()}"

@@ -22,6 +22,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Device, DeviceReading, now_us
 from memlog.probes.machine import shares_host
 from memlog.probes.process import PeakWindow, allocator_settings, has_expandable_segments
+from memlog.torchside.loaded import statistics_of
 
 _T = TypeVar("_T")
 
@@ -271,12 +272,8 @@ class AcceleratorBackend:
 
     def figures(self, torch: Any, index: int, /) -> DeviceFigures:
         """Read one device's statistics with a single call of torch."""
-        # The public `memory_stats` takes 129 µs, because it flattens and sorts about 100 entries. The private
-        # function takes 11 µs. torch has no faster one: `_accelerator_getDeviceStats` takes as long, and
-        # lacks the private pools.
         if self._nested is None:
-            name = f"_{self.kind}_memoryStats"
-            self._nested = getattr(torch._C, name, None)  # noqa: SLF001 - some versions lack it
+            self._nested = statistics_of(torch, self.kind)
         if self._nested is None:
             flat = parse_flat(getattr(torch, self.kind).memory_stats(index))
             return flat if self._has_splits else flat._replace(inactive_split=None)

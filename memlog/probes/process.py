@@ -29,6 +29,7 @@ from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.processes import Descriptor
 from memlog.events import PeakSource
+from memlog.torchside.loaded import allocator_settings_of, records_history
 
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -342,9 +343,9 @@ def allocator_settings(torch: Any) -> str:
 
     Older versions of torch have no function that returns the settings. With those, return the variable.
     """
-    settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # noqa: SLF001 - no public way
+    settings = allocator_settings_of(torch)
     if settings is not None:
-        return str(settings())
+        return settings
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     return next((os.environ[name] for name in names if name in os.environ), "")
 
@@ -352,12 +353,6 @@ def allocator_settings(torch: Any) -> str:
 def has_expandable_segments(settings: str | None) -> bool:
     """Return True if the settings turn on expandable segments. ``None``: unknown settings."""
     return "expandable_segments:True" in (settings or "")
-
-
-def records_history(torch: Any, kind: str = "cuda") -> bool:
-    """Return True if the allocator of a kind of devices records a history of allocations."""
-    is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001 - no public way
-    return is_on is not None and bool(is_on())
 
 
 def segments_without_history(torch: Any) -> list[Mapping[str, Any]] | None:

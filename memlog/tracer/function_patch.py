@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 from memlog.tracer.shared_hook import SharedHook
 
 
@@ -101,7 +101,7 @@ class _Patch(SharedHook[_Holder], Generic[_Holder]):
         if not self._on:
             self._own = self._name in vars(self._owner)
             self._before = getattr(self._owner, self._name)
-            torch_private.skip_compiling(self._replacement)
+            internals.skip_compiling(self._replacement)
             setattr(self._owner, self._name, self._replacement)
             self._on = True
 
@@ -116,7 +116,7 @@ class _Patch(SharedHook[_Holder], Generic[_Holder]):
             setattr(self._owner, self._name, self._before)
         else:
             delattr(self._owner, self._name)  # the inherited function is visible again
-        torch_private.move_compiler_rules(self._replacement, self._before)
+        internals.move_compiler_rules(self._replacement, self._before)
         self._on = False
 
 
@@ -183,13 +183,13 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         self._replacement = run
 
     def _install(self) -> None:
-        original = getattr(torch.autograd, torch_private.ENGINE, None)
+        original = getattr(torch.autograd, internals.ENGINE, None)
         if original is None or self._on:
             return
         # After a window, a library may have put memlog's replacement back. `_original` is then still right.
         if original is not self._replacement:
             self._original = original
-        setattr(torch.autograd, torch_private.ENGINE, self._replacement)
+        setattr(torch.autograd, internals.ENGINE, self._replacement)
         self._on = True
 
     def _uninstall(self) -> None:
@@ -197,8 +197,8 @@ class _BackwardPasses(SharedHook[BackwardListener]):
 
         If another library has patched the function later, keep memlog's patch, without listeners.
         """
-        if getattr(torch.autograd, torch_private.ENGINE, None) is self._replacement:
-            setattr(torch.autograd, torch_private.ENGINE, self._original)
+        if getattr(torch.autograd, internals.ENGINE, None) is self._replacement:
+            setattr(torch.autograd, internals.ENGINE, self._original)
             self._on = False
 
 

@@ -33,7 +33,7 @@ from torch.optim.optimizer import (
 )
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 from memlog.tracer.function_patch import COMPILE_WARNING_FILTER
 from memlog.tracer.owners import MAX_RANGES
 from memlog.tracer.shared_hook import SharedHook
@@ -133,7 +133,7 @@ class Hooks:
                 diagnostics.fault("noticing that a module ends", error)
 
         for hook in (begins, ends):
-            torch_private.skip_compiling(hook)
+            internals.skip_compiling(hook)
         return begins, ends
 
 
@@ -241,7 +241,7 @@ class BackwardMarks:
             node = tensor.grad_fn
             if node is None:
                 continue
-            number = torch_private.sequence_number(node)
+            number = internals.sequence_number(node)
             if number is None or number in self._marked or len(self._marked) >= MAX_RANGES:
                 continue
             self._marked.add(number)

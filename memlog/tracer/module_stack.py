@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from memlog._internal.terminal import source_name
+from memlog.torchside import internals
 from memlog.trace.encoding import (
     BACKWARD,
     ENTER,
@@ -24,7 +25,6 @@ from memlog.trace.encoding import (
     PHASE_CHANGE,
     RECOMPUTE,
 )
-from memlog.tracer import torch_private
 from memlog.tracer.module_names import ModuleNames
 from memlog.tracer.owners import GraphOwners
 
@@ -60,7 +60,7 @@ class ThreadState:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_autograds = False
-        self.stack: list[tuple[int, int, int]] = [(OUTSIDE, torch_private.NO_TASK, 0)]
+        self.stack: list[tuple[int, int, int]] = [(OUTSIDE, internals.NO_TASK, 0)]
         self.optimizing: int | None = None
         self.outside_owner = (OUTSIDE, FORWARD)
         self.backward_layer = OUTSIDE
@@ -117,7 +117,7 @@ class ModuleStack:
         thread_state = self._thread_states.get(identity)
         if thread_state is None and join and len(self._thread_states) < _MAX_THREADS:
             thread_state = self._thread_states[identity] = ThreadState(len(self._thread_states))
-            thread_state.is_autograds = torch_private.backward_task() != torch_private.NO_TASK
+            thread_state.is_autograds = internals.backward_task() != internals.NO_TASK
         return thread_state
 
     def module_begins(self, module: Any) -> ThreadState | None:
@@ -128,11 +128,11 @@ class ModuleStack:
         thread_state = self.thread_state(join=self._all_threads and self._names.knows(module))
         if thread_state is None:
             return None
-        task = torch_private.backward_task()
-        if task == torch_private.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
+        task = internals.backward_task()
+        if task == internals.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
             self._backward_ends(thread_state, thread_state.stack[-1][0])
             self.set_phase(thread_state, OUTSIDE, FORWARD)
-        if task == torch_private.NO_TASK:
+        if task == internals.NO_TASK:
             self._autograds_threads_rest()
         layer = self._names.layer_of(module, thread_state.stack[-1][0])
         thread_state.stack.append((layer, task, id(module)))
@@ -191,8 +191,8 @@ class ModuleStack:
     def owner(self, thread_state: ThreadState) -> tuple[int, int]:
         """Return the layer and phase of this thread's current operation."""
         layer, began_in, _ = thread_state.stack[-1]
-        task = torch_private.backward_task()
-        if task == torch_private.NO_TASK:
+        task = internals.backward_task()
+        if task == internals.NO_TASK:
             backward = thread_state.outside_owner[1] == BACKWARD
             if backward:
                 self._backward_ends(thread_state, layer)
@@ -215,8 +215,8 @@ class ModuleStack:
 
         While autograd accumulates a gradient, return the layer that was differentiated last.
         """
-        node = torch_private.current_node()
-        number = torch_private.sequence_number(node) if node is not None else None
+        node = internals.current_node()
+        number = internals.sequence_number(node) if node is not None else None
         thread_state.node = number
         if number is not None:
             thread_state.backward_layer, thread_state.line = self._graph.owner_of(number)
@@ -246,7 +246,7 @@ class ModuleStack:
 
 
 def _phase_begun_in(task: int) -> int:
-    return FORWARD if task == torch_private.NO_TASK else RECOMPUTE
+    return FORWARD if task == internals.NO_TASK else RECOMPUTE
 
 
 MAX_LINES: Final = 1000

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from memlog.torchside import internals
 from memlog.trace.encoding import BUFFER, COMMUNICATION, GRADIENT, OUTSIDE, PARAMETER, UNSHARDED
-from memlog.tracer import torch_private
 from memlog.tracer.function_patch import AroundPatch
 from memlog.tracer.module_names import (
     ModuleNames,
@@ -178,7 +178,7 @@ class GraphOwners:
 
     def mark(self, layer: int) -> None:
         """Record that ``layer`` makes the next operations."""
-        number = torch_private.next_sequence_number()
+        number = internals.next_sequence_number()
         if number is not None:
             self._last_marked = number
             self._layers.mark(number, layer)
@@ -186,7 +186,7 @@ class GraphOwners:
 
     def mark_line(self, line: int) -> None:
         """Record that ``line`` of the program made the operations since the last `mark` or `mark_line`."""
-        number = torch_private.next_sequence_number()
+        number = internals.next_sequence_number()
         if number is not None and number > self._last_marked:
             self._lines.mark(self._last_marked, line)
             self._last_marked = number
@@ -197,7 +197,7 @@ class GraphOwners:
         ``layer`` is the layer that the pass differentiates. At the first call in a pass, ``layer`` gets only
         the newest operation. At later calls, ``layer`` gets all operations since the previous call.
         """
-        number = torch_private.next_sequence_number()
+        number = internals.next_sequence_number()
         if number is not None:
             seen = number - 1 if self._backward_mark is None else self._backward_mark
             self._layers.since(seen, layer)
@@ -218,12 +218,11 @@ class GraphOwners:
 
 
 _Context = Callable[[], AbstractContextManager[object]]
-_FSDP: Final = "torch.distributed.fsdp._fully_shard."
 _FUNCTIONS: Final = (
-    (_FSDP + "_fsdp_param", "FSDPParam.init_all_gather_outputs", UNSHARDED),
-    (_FSDP + "_fsdp_param", "FSDPParam.alloc_all_gather_outputs", UNSHARDED),
-    (_FSDP + "_fsdp_param_group", "foreach_all_gather", COMMUNICATION),
-    (_FSDP + "_fsdp_param_group", "foreach_reduce", COMMUNICATION),
+    (internals.FSDP + "_fsdp_param", "FSDPParam.init_all_gather_outputs", UNSHARDED),
+    (internals.FSDP + "_fsdp_param", "FSDPParam.alloc_all_gather_outputs", UNSHARDED),
+    (internals.FSDP + "_fsdp_param_group", "foreach_all_gather", COMMUNICATION),
+    (internals.FSDP + "_fsdp_param_group", "foreach_reduce", COMMUNICATION),
     ("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", COMMUNICATION),
     ("torch.distributed", "Reducer._rebuild_buckets", COMMUNICATION),
 )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from memlog.tracer import torch_private
+from memlog.torchside import internals
+from memlog.torchside.tensors import OPAQUE_LAYOUT
 
 Storages: TypeAlias = dict[int, tuple[Any, int]]
 """Storages and their sizes in bytes, by the storage's address in C++. The mapping keeps the storages
@@ -42,7 +43,7 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     elif tensor.layout is torch.sparse_coo:
         yield tensor._indices()
         yield tensor._values()
-    elif tensor.layout is not torch._mkldnn:  # type: ignore[attr-defined] # opaque
+    elif tensor.layout is not OPAQUE_LAYOUT:
         compressed_by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
         yield tensor.crow_indices() if compressed_by_rows else tensor.ccol_indices()
         yield tensor.col_indices() if compressed_by_rows else tensor.row_indices()
@@ -55,12 +56,9 @@ def storage_tensors(tensor: Tensor) -> Iterator[Tensor]:
     Yield nothing for a parameter of a lazy module before the module's first call. A wrapper of ``torch.func``
     has no storage of its own, so the tensor inside the wrapper is yielded instead.
     """
-    if (
-        torch_private.is_functorch_wrapper is not None
-        and torch_private.unwrap_functorch is not None
-    ):
-        while torch_private.is_functorch_wrapper(tensor):
-            tensor = torch_private.unwrap_functorch(tensor)
+    if internals.is_functorch_wrapper is not None and internals.unwrap_functorch is not None:
+        while internals.is_functorch_wrapper(tensor):
+            tensor = internals.unwrap_functorch(tensor)
     return iter(()) if is_lazy(tensor) else plain_tensors(tensor)
 
 

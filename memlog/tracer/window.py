@@ -12,10 +12,10 @@ from torch.nn.parameter import is_lazy
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import ConfigurationError
+from memlog.torchside import internals
 from memlog.trace.accounting import Accountant
 from memlog.trace.records import EngineChoice, EngineName, Exactness, RecordedTrace
 from memlog.trace.result import TraceFacts, build
-from memlog.tracer import torch_private
 from memlog.tracer.engines import base, dispatch_mode
 from memlog.tracer.engines.base import Engine, SamplerEngine
 from memlog.tracer.engines.cpu import DispatchEngine
@@ -182,13 +182,13 @@ def may_open() -> bool:
     tensors have no storage. It also does not open while ``torch.jit.trace`` records a graph: this function
     records the model twice, and compares the two graphs.
     """
-    if torch.compiler.is_compiling() or torch_private.backward_task() != torch_private.NO_TASK:
+    if torch.compiler.is_compiling() or internals.backward_task() != internals.NO_TASK:
         return False
-    if torch_private.tracing_graph() or torch_private.in_functorch_transform():
+    if internals.tracing_graph() or internals.in_functorch_transform():
         return False
-    if torch_private.missing():
+    if internals.missing():
         return True  # the sampler runs instead of the dispatch engine, and needs no mode
-    return not torch_private.mode_stack()
+    return not internals.mode_stack()
 
 
 class TraceWindow:

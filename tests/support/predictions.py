@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 from torch import nn
 
+from memlog.torchside import internals
 from memlog.trace.predict import Advice, Hint, advise
 from memlog.trace.records import RecordedTrace
-from memlog.tracer import torch_private
 from support.training import CASES, Case, measured_peak, traced
 
 TOLERANCE = 0.1
@@ -39,7 +39,7 @@ def autocast_is_not_predicted(advice: Advice, model: nn.Module) -> bool:
     The advice must then give no figure, and say why.
     """
     kinds = {type(part).__name__ for part in model.modules()}
-    if torch_private.onednn_has_bfloat16() or not any(kind.startswith("Conv") for kind in kinds):
+    if internals.onednn_has_bfloat16() or not any(kind.startswith("Conv") for kind in kinds):
         return False
     assert "precision" not in {one.kind for one in advice.hints}
     assert any("no instructions for bfloat16 convolutions" in note for note in advice.notes)

@@ -30,7 +30,7 @@ from memlog.estimates.cuda_kernels.reductions import (
     beside,
     copy_bytes,
 )
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 from memlog.tracer.engines.op_workspace import RESULTS
 
 _ALIGNMENT: Final = 256
@@ -331,7 +331,7 @@ def _index_put(call: Call) -> Blocks:
     copy = widened * values.element_size()
     made = () if str(call.func._schema.name).endswith("_") else (RESULTS,)
     # Autograd's own call checks no index (``_index_put_impl_`` with ``unsafe``).
-    checked = () if torch_private.backward_task() != torch_private.NO_TASK else _CHECKED
+    checked = () if internals.backward_task() != internals.NO_TASK else _CHECKED
     more = len(given) - 1
     return (
         *made,

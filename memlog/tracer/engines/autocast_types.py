@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from memlog.torchside import internals
 from memlog.trace.encoding import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PARAMETER
 from memlog.trace.records import (
     HALF,
@@ -24,7 +25,6 @@ from memlog.trace.records import (
     UNKNOWN_TYPE,
     WIDE,
 )
-from memlog.tracer import torch_private
 from memlog.tracer.tensor_storages import tensors_in
 
 if TYPE_CHECKING:
@@ -225,8 +225,8 @@ def _type_from_inputs(
 @functools.cache
 def _is_slow_convolution(func: Any) -> bool:
     """Return True for a convolution that oneDNN does not compute in bfloat16 on this processor."""
-    is_convolution = "convolution" in torch_private.operation_name(func)
-    return is_convolution and not torch_private.onednn_has_bfloat16()
+    is_convolution = "convolution" in internals.operation_name(func)
+    return is_convolution and not internals.onednn_has_bfloat16()
 
 
 @functools.cache
@@ -235,5 +235,5 @@ def _role_of(func: Any) -> int:
 
     A role of -n means that the first n arguments decide the type of the results.
     """
-    name = torch_private.operation_name(func)
+    name = internals.operation_name(func)
     return _ROLES.get(name, -_NORMS.get(name, _ALL))

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.torchside.loaded import statistics_of
 from memlog.trace.encoding import BACKWARD, READING, pack
 from memlog.trace.records import Exactness, Fragmentation
 from memlog.tracer.engines.storage_events import EventLog
@@ -62,7 +63,7 @@ def fragmentation(
 
 def _caching_reader(device: torch.device) -> Callable[[], AllocatorBytes]:
     index = device.index or 0
-    raw = getattr(torch._C, f"_{device.type}_memoryStats", None)
+    raw = statistics_of(torch, device.type)
     if raw is not None:
 
         def quick() -> AllocatorBytes:

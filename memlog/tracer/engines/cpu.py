@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.torchside import internals
 from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
 from memlog.trace.records import Exactness
-from memlog.tracer import torch_private
 from memlog.tracer.engines import base, op_workspace, operation_recorder, storage_events
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.dispatch_mode import ObservingMode, UncompiledMode
@@ -48,7 +48,7 @@ class DispatchEngine:
         self._names = names
         self._diagnostics = diagnostics
         self._hooks = Hooks(self, diagnostics, log.took)
-        fakes = torch_private.fakes_active()
+        fakes = internals.fakes_active()
         self._live_storages = LiveStorages(log, fakes=fakes, types=types)
         self._model_tensors = ModelTensors(names, self._live_storages)
         self._module_stack = ModuleStack(names, self._emit, all_threads=False)
@@ -60,7 +60,7 @@ class DispatchEngine:
             fakes=fakes,
             types=types,
         )
-        mode = UncompiledMode if torch_private.compiler_in_use() else ObservingMode
+        mode = UncompiledMode if internals.compiler_in_use() else ObservingMode
         self._mode = mode(self._operations, diagnostics, log.took)
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._operations.owner, diagnostics
@@ -85,7 +85,7 @@ class DispatchEngine:
         self._model_tensors.add_new_roots()
         for optimizer in optimizers:
             self._model_tensors.add_optimizer(optimizer)
-        for fake in torch_private.live_fakes():
+        for fake in internals.live_fakes():
             self._live_storages.track_existing(fake)
         for workspace in storage_events.kept():
             self._live_storages.classify(workspace, OUTSIDE, WORKSPACE)
@@ -166,7 +166,7 @@ class DispatchEngine:
             operation_recorder.COMPILED: self._compiled.unknown or self._compiled.may_have_run,
         }
         missed = [sentence for sentence, applies in found.items() if applies]
-        if compilers := torch_private.unknown_compilers():
+        if compilers := internals.unknown_compilers():
             missed.append(operation_recorder.unknown_compilers(compilers))
         if unmeasured := self._operations.unmeasured:
             missed.append(operation_recorder.unmeasured(unmeasured))
@@ -210,14 +210,14 @@ class DispatchEngine:
         if before is not None:
             before.inputs = self._live_storages.largest(tensors) if tensors else NO_INPUTS
         thread_state = self._module_stack.module_begins(module)
-        self._transformed = self._transformed or torch_private.in_functorch_transform()
+        self._transformed = self._transformed or internals.in_functorch_transform()
         self._model_tensors.add_new_roots()
         if thread_state is None:
             if not self._module_stack.closed and len(self._called_elsewhere) < _MOST_ELSEWHERE:
                 self._called_elsewhere.append(weakref.ref(module))
             return
         _outside, *modules = thread_state.stack
-        if len(modules) == 1 and modules[0][1] == torch_private.NO_TASK:
+        if len(modules) == 1 and modules[0][1] == internals.NO_TASK:
             for tensor in tensors:
                 if tensor.grad_fn is None:
                     self._live_storages.classify(tensor, OUTSIDE, INPUT)
@@ -227,7 +227,7 @@ class DispatchEngine:
         self._module_stack.module_ends(module)
         thread_state = self._module_stack.thread_state()
         is_outermost = thread_state is not None and len(thread_state.stack) == 1
-        if is_outermost and torch_private.backward_task() == torch_private.NO_TASK:
+        if is_outermost and internals.backward_task() == internals.NO_TASK:
             self._model_tensors.find_buckets()
 
     def optimizer_begins(self, optimizer: Any) -> None:

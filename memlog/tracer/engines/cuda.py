@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.probes.process import records_history
+from memlog.torchside.loaded import records_history
 from memlog.trace.cuda_join import (
     NO_EVENT,
     ExistingStorage,

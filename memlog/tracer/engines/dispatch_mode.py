@@ -9,11 +9,11 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 import torch
-from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.tracer import torch_private
+from memlog.torchside import internals
+from memlog.torchside.internals import TorchDispatchMode
+from memlog.torchside.tensors import has_kernel
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
 from memlog.tracer.shared_hook import SharedHook
@@ -115,7 +115,7 @@ class ObservingMode(TorchDispatchMode):
     def begin(self) -> None:
         """Put the mode on top of this thread's stack."""
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-            torch_private.allow_higher_order_ops(type(self))
+            internals.allow_higher_order_ops(type(self))
         _remove_finished_from_top()
         _flags.add(self)
         # The thread is set before the mode is entered, because Ctrl-C may come between the two lines.
@@ -149,11 +149,11 @@ class ObservingMode(TorchDispatchMode):
         """
         self.stop_observing()
         thread = self._thread
-        if torch_private.backward_task() != torch_private.NO_TASK:
+        if internals.backward_task() != internals.NO_TASK:
             return thread is None
         if thread is threading.current_thread():
             _remove_finished_from_top()
-            removed = not any(mode is self for mode in torch_private.mode_stack())
+            removed = not any(mode is self for mode in internals.mode_stack())
         else:
             removed = thread is not None and not thread.is_alive()  # its stack is freed with it
         if removed:
@@ -266,30 +266,22 @@ class _Flags(SharedHook[ObservingMode]):
     the flags set after all modes have ended. While the flags are set, the compiler compiles nothing.
     """
 
-    _NAMES = (
-        "_is_in_torch_dispatch_mode",
-        "_is_in_non_infra_torch_dispatch_mode",
-        "_is_in_any_mode_without_ignore_compile_internals",
-    )
-
     def __init__(self) -> None:
         super().__init__()
         self._before: dict[str, Any] = {}
 
     def _install(self) -> None:
-        values = vars(_python_dispatch)
-        self._before = {name: values[name] for name in self._NAMES if name in values}
+        self._before = internals.dispatch_flags()
 
     def _uninstall(self) -> None:
-        for name, value in self._before.items():
-            setattr(_python_dispatch, name, value)
+        internals.set_dispatch_flags(self._before)
 
 
 _flags = _Flags()
 
 
 def _remove_finished_from_top() -> None:
-    while stack := torch_private.mode_stack():
+    while stack := internals.mode_stack():
         mode = stack[-1]
         if not isinstance(mode, ObservingMode) or not mode.remove_from_top():
             return
@@ -337,9 +329,7 @@ def _result_of(func: Any) -> int:
 
 
 def _result_of_view(func: Any) -> int:
-    composite = func._schema.returns and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
+    composite = func._schema.returns and has_kernel(func.name(), "CompositeImplicitAutograd")
     return COPIED if composite else NOTHING
 
 
@@ -350,5 +340,5 @@ def leaves_code_compiled() -> bool:
 
 def refusal() -> str | None:
     """Return the reason why this torch can't run the engine; ``None`` if it can."""
-    lacking = torch_private.missing()
+    lacking = internals.missing()
     return f"torch {torch.__version__} lacks {', '.join(lacking)}" if lacking else None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from memlog.torchside import internals
 from memlog.trace.encoding import (
     BACKWARD,
     BEFORE,
@@ -28,7 +29,6 @@ from memlog.trace.encoding import (
     USES,
 )
 from memlog.trace.records import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
-from memlog.tracer import torch_private
 from memlog.tracer.engines.autocast_types import type_of
 from memlog.tracer.engines.storage_events import (
     AllocationOwner,
@@ -534,9 +534,9 @@ class ModelTensors:
 
         Autograd detaches a gradient to use the gradient as ``parameter.grad`` without a copy.
         """
-        if torch_private.backward_task() == torch_private.NO_TASK:
+        if internals.backward_task() == internals.NO_TASK:
             return
-        parameter = getattr(torch_private.current_node(), "variable", None)
+        parameter = getattr(internals.current_node(), "variable", None)
         if parameter is not None and isinstance(out, Tensor):
             self._add_gradient(parameter, out)
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from memlog._internal.signals import raised_by_handler
-from memlog.tracer import torch_private
+from memlog.torchside import internals
+from memlog.torchside.tensors import onednn_enabled
 
 NO_WORKSPACE: Final = 0
 """Class of operations that allocate nothing but their results."""
@@ -114,7 +115,7 @@ def update_precisions() -> bool:
     A measurement is valid only for the precisions in use when it was made.
     """
     global _precisions
-    before, _precisions = _precisions, torch_private.onednn_precisions()
+    before, _precisions = _precisions, internals.onednn_precisions()
     return before != _precisions
 
 
@@ -230,7 +231,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     """
     if depends_on_values(func):
         return None
-    signature = [func, torch.get_num_threads(), torch._C._get_mkldnn_enabled(), _precisions]
+    signature = [func, torch.get_num_threads(), onednn_enabled(), _precisions]
     signature.append(_of_fakes is not None)
     for value in args:
         if isinstance(value, Tensor) and value.layout is not torch.strided:
@@ -251,11 +252,11 @@ def depends_on_values(func: Any) -> bool:
 
 @functools.cache
 def _is_indexing(func: Any) -> bool:
-    return torch_private.operation_name(func).rstrip("_") in _BY_INDEX
+    return internals.operation_name(func).rstrip("_") in _BY_INDEX
 
 
 def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None]:
-    if any(getattr(mode, "measures", False) for mode in torch_private.mode_stack()):
+    if any(getattr(mode, "measures", False) for mode in internals.mode_stack()):
         # Another tracer's mode is below the current mode on the stack, and measures the same operation.
         _last_measured.func = None
         out = func(*args, **kwargs)
@@ -273,11 +274,11 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
     """Run an operation. Return its result, and the bytes of its allocations (positive) and frees (negative).
 
-    A 0 stands for each call of `torch_private.mark_profile`. The bytes are ``None`` if they can't be
+    A 0 stands for each call of `internals.mark_profile`. The bytes are ``None`` if they can't be
     measured, because another profiler is on, this torch has no legacy profiler, or a dispatch mode of the
     program has stopped the profiler.
     """
-    profiler = torch_private.allocation_profiler()
+    profiler = internals.allocation_profiler()
     if profiler is None or not _started(profiler[0]):
         return func(*args, **kwargs), None
     collects = gc.isenabled()
@@ -297,7 +298,7 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
     for one in events:
         if one.kind() == "memory_alloc":
             sizes.append(one.cpu_memory_usage())
-        elif one.kind() == "push" and one.name() == torch_private.PROFILE_MARK:
+        elif one.kind() == "push" and one.name() == internals.PROFILE_MARK:
             sizes.append(0)
     return out, sizes
 

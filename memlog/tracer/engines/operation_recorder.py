@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.torchside import internals
 from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
 from memlog.trace.records import UNKNOWN_TYPE
-from memlog.tracer import torch_private
 from memlog.tracer.engines import dispatch_mode, op_workspace, patches, storage_events
 from memlog.tracer.engines.autocast_types import AutocastTypes
 from memlog.tracer.engines.dispatch_mode import ObservingMode
@@ -195,11 +195,11 @@ class CompiledCode:
 
     def begin(self) -> None:
         # On fake tensors, no compiled code runs unseen: an estimate makes each buffer by an operation.
-        self._seen = torch_private.fakes_active()
+        self._seen = internals.fakes_active()
         if self._seen:
             return
         self._patches = patches.compiled_code()
-        self._compilations = torch_private.compilations()
+        self._compilations = internals.compilations()
         for patch in self._patches:
             patch.add(self._call)
 
@@ -212,9 +212,9 @@ class CompiledCode:
         """True if compiled code may have run unseen, because code was compiled or loaded in the window."""
         if self._seen:
             return False
-        return torch_private.compilations() != self._compilations or len(
-            patches.compiled_code()
-        ) > len(self._patches)
+        return internals.compilations() != self._compilations or len(patches.compiled_code()) > len(
+            self._patches
+        )
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread_state = self._module_stack.thread_state(join=True)
@@ -228,8 +228,8 @@ class CompiledCode:
         try:
             with (
                 self._mode.paused(),
-                self._live_storages.events.held(torch_private.mark_profile) as frees,
-                torch_private.without_log_warnings(),
+                self._live_storages.events.held(internals.mark_profile) as frees,
+                internals.without_log_warnings(),
             ):
                 out, sizes = op_workspace.allocations(function, args, kwargs)
             returned = True

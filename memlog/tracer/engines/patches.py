@@ -34,11 +34,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog.torchside import internals
+from memlog.torchside.internals import TorchDispatchMode
+from memlog.torchside.tensors import DisableTorchFunction
 from memlog.trace.encoding import BACKWARD
-from memlog.tracer import torch_private
 from memlog.tracer.engines.dispatch_mode import ObservingMode, was_seen
 from memlog.tracer.engines.live_storages import LiveStorages
 from memlog.tracer.engines.storage_events import AllocationOwner, TrackedStorage
@@ -51,18 +52,12 @@ STORAGE_RESIZES: Final = FunctionPatch(torch.UntypedStorage, "resize_")
 RANDOM_STATE_COPIES: Final = FunctionPatch(torch, "get_rng_state")
 """Copies of the random number generator's state. Checkpointing makes and keeps such copies."""
 
-_COMPILED = (
-    ("torch._inductor.output_code", "CompiledFxGraph"),
-    ("torch._inductor.output_code", "CompiledAOTI"),
-    ("torch.export.pt2_archive._package", "AOTICompiledModel"),
-)
-"""Classes whose call runs Inductor's code, in the forward or the backward pass."""
 _compiled: dict[str, AroundPatch] = {}
 
 
 def compiled_code() -> Sequence[AroundPatch]:
     """Return a patch for each class that runs Inductor's code and that this process has loaded."""
-    for module, name in _COMPILED:
+    for module, name in internals.COMPILED_CODE:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and name not in _compiled:
             _compiled[name] = AroundPatch(found, "__call__")
@@ -152,7 +147,7 @@ class UntracedDerivatives:
                 handle.remove()
 
     def _begins(self, _gradients: Any) -> None:
-        torch_private.remove_mode_for_node(self._mode)
+        internals.remove_mode_for_node(self._mode)
 
     def _ends(self, name: str, results: Any, _gradients: Any) -> None:
         with self._diagnostics.contained("recording a derivative"):
@@ -164,7 +159,7 @@ class UntracedDerivatives:
 
 def _nodes_concerned(outputs: Sequence[Any]) -> list[Any]:
     """Return the nodes of a graph that have to run without the mode."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         waiting = [one.grad_fn if isinstance(one, Tensor) else one.node for one in outputs]
     seen: dict[int, Any] = {}
     while waiting and len(seen) < _MAX_NODES:
@@ -271,7 +266,7 @@ class ModeCopies:
         return None
 
     def _node_begins(self, number: int | None) -> None:
-        node = torch_private.current_node()
+        node = internals.current_node()
         self._name = node.name() if node is not None else ""
         self._node, self._began = number, self._live_storages.serial
         self._zeros.clear()
@@ -280,7 +275,7 @@ class ModeCopies:
         if self._name in _ALTERED:
             return True
         if self._name == _LOGITS:  # with class weights, it first adds the number 1
-            return torch_private.operation_name(func) == "add" and not (
+            return internals.operation_name(func) == "add" and not (
                 isinstance(args[1], Tensor) and args[1].ndim
             )
         # Without a mode, autograd would not clone this sparse gradient, but share its memory with `.grad`.
@@ -299,7 +294,7 @@ class ModeCopies:
         made_here = tracked.serial > self._began
         if tracked.serial in self._zeros:
             return True
-        if made_here and torch_private.operation_name(func) in _WRITES.get(self._name, ()):
+        if made_here and internals.operation_name(func) in _WRITES.get(self._name, ()):
             return True
         # A view holds the tensor that it is a view of.
         dense = old.is_contiguous() or old.nbytes == old.untyped_storage().nbytes()
@@ -315,7 +310,7 @@ def _adds_up(*, made_here: bool) -> bool:
     """
     if not made_here:
         return True
-    node = torch_private.current_node()
+    node = internals.current_node()
     edges = getattr(node, "next_functions", ())
     return len(set(edges)) < len(edges)
 
@@ -335,12 +330,12 @@ def _called_by_autograd() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("memlog.tracer."):
         frame = frame.f_back
-    return frame is None or frame.f_code.co_name == torch_private.ENGINE
+    return frame is None or frame.f_code.co_name == internals.ENGINE
 
 
 @functools.cache
 def _role_of(func: Any) -> int:
-    name = torch_private.operation_name(func)
+    name = internals.operation_name(func)
     if func is _ADD:
         return _ADDS
     if name in ("zeros", "zeros_like", "new_zeros"):

@@ -401,7 +401,7 @@ class CallWaiter:
     def _install(self) -> None:
         import torch  # noqa: PLC0415 - loaded already
 
-        from memlog.tracer import torch_private  # noqa: PLC0415 - torch is loaded already
+        from memlog.torchside import internals  # noqa: PLC0415 - torch is loaded already
 
         compiling = torch.compiler.is_compiling
 
@@ -413,9 +413,9 @@ class CallWaiter:
             except Exception as error:  # noqa: BLE001 - training goes on
                 self._diagnostics.fault("noticing a module that is called", error)
 
-        torch_private.skip_compiling(hook)
-        self._paused, self._compilations = False, torch_private.compilations
-        self._compiled = torch_private.compilations()
+        internals.skip_compiling(hook)
+        self._paused, self._compilations = False, internals.compilations
+        self._compiled = internals.compilations()
         COMPILE_WARNING_FILTER.add(self)
         self._handle = torch.nn.modules.module.register_module_forward_pre_hook(hook)
 
@@ -430,7 +430,7 @@ def when_to_wait(roots: RootModules, steps: int) -> Literal["now", "later", "nev
 
     ``steps``: Number of the session's steps so far.
     """
-    from memlog.tracer.torch_private import compiler_in_use  # noqa: PLC0415 - torch is loaded already
+    from memlog.torchside.internals import compiler_in_use  # noqa: PLC0415 - torch is loaded already
 
     if not compiler_in_use():
         return "now"

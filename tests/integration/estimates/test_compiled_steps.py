@@ -16,7 +16,7 @@ from benchmarks.estimates.models import cases
 from benchmarks.estimates.optimizers import OPTIMIZERS
 
 pytestmark = [
-    pytest.mark.skipif(not memlog.estimates.compiled_code.can_plan(), reason="needs a newer torch"),
+    pytest.mark.skipif(not memlog.torchside.compiled_code.can_plan(), reason="needs a newer torch"),
     pytest.mark.filterwarnings("ignore"),  # torch's compiler warns about its own code
 ]
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from memlog.leaks.autograd_graphs import GraphWalk  # noqa: E402 - it loads torch
 from memlog.leaks.live_tensors import LiveTensors  # noqa: E402
 from memlog.leaks.process_objects import TimeBudget  # noqa: E402
-from memlog.tracer.torch_private import next_sequence_number  # noqa: E402
+from memlog.torchside.internals import next_sequence_number  # noqa: E402
 
 pytestmark = [
     pytest.mark.integration,

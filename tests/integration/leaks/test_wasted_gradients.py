@@ -12,7 +12,7 @@ from memlog.events import Event, Finding
 
 torch = pytest.importorskip("torch")
 from memlog.leaks.wasted_gradients import WastedGradients  # noqa: E402 - it loads torch
-from memlog.tracer import torch_private  # noqa: E402
+from memlog.torchside import internals  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ def found(steps: Iterator[None]) -> list[Finding]:
         search.after_step(step, busy=False)
     search.finish(STEPS)
     assert not diagnostics.faults
-    assert not torch_private.mode_stack()
+    assert not internals.mode_stack()
     return [one for one in published if isinstance(one, Finding)]
 
 

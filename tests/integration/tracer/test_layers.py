@@ -17,7 +17,7 @@ from memlog.events import Artifact, Batch
 from memlog.journal import list_runs
 from memlog.metrics import values
 from memlog.reports.worst_step import read_worst_step
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nothing_compiled", "runs")]
 
@@ -174,7 +174,7 @@ def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Pa
     memlog.finish()
     (trace,) = traces(session)
     assert (trace.step, trace.exact) == (0, False)
-    assert not torch_private.mode_stack()
+    assert not internals.mode_stack()
     (run,) = list_runs(runs)
     result = read_worst_step(run).trace.result
     assert result.exactness == "lower bound"

@@ -33,8 +33,8 @@ from memlog.events import Batch, Trace
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports.summary import summarize
 from memlog.reports.worst_step import WorstStep, read_worst_step
+from memlog.torchside import internals
 from memlog.trace.predict import advise
-from memlog.tracer import torch_private
 from memlog.tracer.schedule.budget import SPACING
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runs")]
@@ -143,7 +143,7 @@ def test_optimizers_in_the_backward_pass_leave_no_mode_behind() -> None:
     loop = InBackward()
     for _ in range(4):
         loop.iterate()
-    assert not torch_private.mode_stack()
+    assert not internals.mode_stack()
     memlog.finish()
     assert [event.step for event in recorded(session, Batch)] == [0, 1, 2, 3]
 

@@ -13,7 +13,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog import MemoryTracer
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 from memlog.tracer.engines import dispatch_mode
 
 pytestmark = [
@@ -80,7 +80,7 @@ def test_a_torch_without_the_flag_is_named_for_each(monkeypatch: pytest.MonkeyPa
     tables = [one.python_key_table for one in torch._ops._higher_order_ops.values()]
     try:
         for kind in MODES:
-            torch_private.allow_higher_order_ops(kind)
+            internals.allow_higher_order_ops(kind)
         with MemoryTracer().trace(torch.nn.Identity()):
             assert torch.equal(cond(), X.cos() if X.sum() > 0 else -X.sin())
     finally:

@@ -17,7 +17,7 @@ from memlog.leaks import inquiry
 from memlog.leaks.holders import Holder
 from memlog.leaks.inquiry import GrowthInquiry
 from memlog.leaks.other_causes import cause_in_traces
-from memlog.tracer import torch_private
+from memlog.torchside import internals
 
 pytestmark = pytest.mark.usefixtures("only_this_file")
 
@@ -435,7 +435,7 @@ def test_growth_in_compiled_code_tells_that_it_was_not_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training()
-    monkeypatch.setattr(torch_private, "compiler_in_use", lambda: True)
+    monkeypatch.setattr(internals, "compiler_in_use", lambda: True)
     growth = training.growth()._replace(step=400, rate_low=300_000.0, rate_high=400_000.0)
     training.inquiry.confirmed(growth)
     [found] = training.findings
@@ -447,7 +447,7 @@ def test_growth_in_compiled_code_tells_that_it_was_not_searched(
 def test_with_the_compiler_switched_off_tensors_are_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_private, "_compiler_backends", lambda: (object(),))
-    assert torch_private.compiler_in_use()
+    monkeypatch.setattr(internals, "_compiler_backends", lambda: (object(),))
+    assert internals.compiler_in_use()
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    assert not torch_private.compiler_in_use()
+    assert not internals.compiler_in_use()

@@ -21,9 +21,9 @@ from support.training import CASES, Case, measured_peak, squares, traced
 from torch import nn
 
 from memlog import MemoryTracer
+from memlog.torchside import internals
 from memlog.trace.predict import advise
 from memlog.trace.predict.lifetimes import SizedInterval, highest
-from memlog.tracer import torch_private
 from memlog.tracer.engines import autocast_types
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
@@ -213,7 +213,7 @@ def test_without_bfloat16_convolutions_autocast_gets_no_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a processor without AVX-512 autocast took 2.5 times what was predicted."""
-    monkeypatch.setattr(torch_private, "onednn_has_bfloat16", lambda: False)
+    monkeypatch.setattr(internals, "onednn_has_bfloat16", lambda: False)
     autocast_types._is_slow_convolution.cache_clear()
     try:
         advice = advise(traced(CASES["relu-conv-bn"]))

@@ -85,9 +85,10 @@ def test_what_the_sampler_does_not_know_is_unknown_and_no_nought(
 
 
 def test_an_old_torch_gets_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlog.tracer import torch_private, window
+    from memlog.torchside import internals
+    from memlog.tracer import window
 
-    monkeypatch.setitem(torch_private.DISPATCH_NEEDS, "torch._C._current_autograd_node", None)
+    monkeypatch.setitem(internals.DISPATCH_NEEDS, "torch._C._current_autograd_node", None)
     choice = window.choose_engine(torch.device("cpu"), "auto", compiled=False)
     assert choice.engine == "sampler"
     assert "lacks torch._C._current_autograd_node" in choice.why

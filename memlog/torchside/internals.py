@@ -1,4 +1,4 @@
-"""Private parts of torch that the engines use. Each part is looked up before use.
+"""State of torch in this thread and process: dispatch modes, autograd, the compiler, profilers, oneDNN.
 
 torch may change these parts at any time. The dispatch engine does not run if one of `DISPATCH_NEEDS` is
 missing. If any other part is missing, most functions of this module return a default.
@@ -17,9 +17,20 @@ from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal.inert_access import tracked_objects
 
+__all__ = ["TorchDispatchMode"]
+
+COMPILED_CODE = (
+    ("torch._inductor.output_code", "CompiledFxGraph"),
+    ("torch._inductor.output_code", "CompiledAOTI"),
+    ("torch.export.pt2_archive._package", "AOTICompiledModel"),
+)
+"""Classes whose call runs Inductor's code, in the forward or the backward pass, with their modules."""
+FSDP = "torch.distributed.fsdp._fully_shard."
+"""Beginning of the names of FSDP2's modules."""
 NO_TASK = -1
 """Value of `backward_task` outside the backward pass."""
 
@@ -67,6 +78,24 @@ def operation_name(func: Any) -> str:
 def mode_stack() -> list[Any]:
     """Return this thread's dispatch modes, the outermost first."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def dispatch_flags() -> dict[str, bool]:
+    """Return torch's flags that a dispatch mode is active in this process."""
+    values = vars(_python_dispatch)
+    return {name: values[name] for name in _FLAGS if name in values}
+
+
+def set_dispatch_flags(flags: dict[str, bool]) -> None:
+    for name, value in flags.items():
+        setattr(_python_dispatch, name, value)
 
 
 ENGINE = "_engine_run_backward"

@@ -1,0 +1,70 @@
+"""Private parts of torch with which an estimate runs one rank of a training on several devices."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch.distributed.device_mesh import _get_device_handle
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+__all__ = ["ShardingPropagator"]
+
+WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
+"""Operation that waits for a collective."""
+_USE_DEVICES: Final = (
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives",
+    "torch.distributed.fsdp._fully_shard._fsdp_init",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.distributed.fsdp._fully_shard._fsdp_state",
+    "torch.distributed.tensor._random",
+)
+"""Modules that ask for the functions of a device, such as its streams."""
+_MAKE_MESHES: Final = (
+    "torch.distributed._composable.replicate_with_fsdp",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)
+
+
+def fake_store() -> Any:
+    """Return the store of a fake process group, whose collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
+
+    return FakeStore()
+
+
+@contextmanager
+def cuda_functions(device: Any) -> Iterator[None]:
+    """Inside the block, the wrappers for several ranks take ``device`` for the module ``torch.cuda``."""
+    with ExitStack() as undo:
+        for name in _USE_DEVICES:
+            undo.enter_context(
+                patch.object(
+                    importlib.import_module(name),
+                    "_get_device_handle",
+                    lambda kind: device if kind == "cuda" else _get_device_handle(kind),
+                )
+            )
+        yield
+
+
+@contextmanager
+def default_mesh(make: Callable[..., Any]) -> Iterator[None]:
+    """Inside the block, a model that is sharded without a mesh gets the one that ``make`` returns."""
+    with ExitStack() as undo:
+        for name in _MAKE_MESHES:
+            undo.enter_context(
+                patch.object(importlib.import_module(name), "_init_default_mesh", make)
+            )
+        yield
+
+
+def chunks_of_parameters(chunks: Callable[..., Any]) -> Any:
+    """Return the context in which FSDP cuts parameters into parts by the function ``chunks``."""
+    return patch.object(_fsdp_param, "_chunk_with_empty", chunks)
