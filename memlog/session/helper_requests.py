@@ -468,6 +468,9 @@ def _load_waste_search() -> type[WastedGradients] | None:
     """
     if "torch" not in sys.modules:
         return None
-    from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415 - it loads parts of torch
+    try:
+        from memlog.leaks.wasted_gradients import WastedGradients  # noqa: PLC0415 - it loads parts of torch
+    except (ImportError, AttributeError):
+        return None  # this torch lacks a private part, as the tracer has said
 
     return WastedGradients

@@ -256,8 +256,10 @@ class RecordingParts:
             # Saves and evaluations need it: with layers, nothing is imported after `init`.
             import memlog.session.phases  # noqa: F401, PLC0415
 
-            self._scheduler = self._begin_tracing(self._settings.budget, model)
-            undo.callback(self._scheduler.finish)
+            # A version of torch can lack a private part that tracing needs.
+            with self._diagnostics.contained("loading the tracer (no step is traced)"):
+                self._scheduler = self._begin_tracing(self._settings.budget, model)
+                undo.callback(self._scheduler.finish)
 
     def _note_failure(self, _event: Event) -> None:
         self._ran_out = True

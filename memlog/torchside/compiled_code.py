@@ -120,10 +120,16 @@ class _Planner:
         while hasattr(backend, "_torchdynamo_orig_backend"):
             backend = backend._torchdynamo_orig_backend
         if id(backend) not in self._converters:
-            if not self._converters:
-                self._start()
-            self._refuse(backend)
-            self._converters[id(backend)] = backend, _Converter(backend, self._codes)
+            try:
+                if not self._converters:
+                    self._start()
+                self._refuse(backend)
+                self._converters[id(backend)] = backend, _Converter(backend, self._codes)
+            except (ImportError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"torch {torch.__version__} compiles in a way that memlog doesn't know ({error}), so "
+                    f"what the compiled code allocates can't be known: {_WITHOUT}"
+                ) from error
         return self._converters[id(backend)][1]
 
     def _start(self) -> None:

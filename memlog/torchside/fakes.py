@@ -43,7 +43,7 @@ try:
     _warn_no_more = torch._C._set_warn_deprecated_on_mutable_data_ptr
     _operations = torch._C._dispatch_get_all_op_names
     _excluded = torch._C._ExcludeDispatchKeyGuard
-except (ImportError, AttributeError) as error:  # pragma: no cover - a torch that doesn't exist yet
+except (ImportError, AttributeError) as error:
     raise ConfigurationError(
         f"torch {torch.__version__} has changed what estimates need ({error}): use torch 2.6 to 2.13, or a "
         "newer version of memlog"

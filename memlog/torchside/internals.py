@@ -132,7 +132,8 @@ def allow_higher_order_ops(kind: type) -> None:
     torch without ``supports_higher_order_operators`` needs this. Higher-order operations that are created
     after this call still refuse to run under such a mode.
     """
-    for operation in tuple(getattr(torch._ops, "_higher_order_ops", {}).values()):
+    operations = getattr(torch._ops, "_higher_order_ops", {})
+    for operation in tuple(operations.values()):
         table = getattr(operation, "python_key_table", None)
         if table is not None and kind not in table:
             table[kind] = functools.partial(_call_mode, operation)

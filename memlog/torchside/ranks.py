@@ -9,14 +9,23 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import torch
-from torch.distributed.device_mesh import _get_device_handle
-from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from memlog.errors import ConfigurationError
+
+try:
+    from torch.distributed.device_mesh import _get_device_handle
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
+    """Operation that waits for a collective."""
+except (ImportError, AttributeError) as error:
+    raise ConfigurationError(
+        f"torch {torch.__version__} lacks what estimates with ranks= need ({error}): use torch 2.13, or a "
+        "newer version of memlog"
+    ) from error
 
 __all__ = ["ShardingPropagator"]
-
-WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
-"""Operation that waits for a collective."""
 _USE_DEVICES: Final = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives",

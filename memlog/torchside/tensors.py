@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -14,9 +15,11 @@ DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """Context in which no ``__torch_function__`` of a subclass runs."""
 OPAQUE_LAYOUT: Final[Any] = getattr(torch, "_mkldnn", None)
 """Layout of oneDNN's tensors, whose storage can't be read."""
-onednn_enabled = torch._C._get_mkldnn_enabled
+onednn_enabled: Callable[[], bool] = getattr(torch._C, "_get_mkldnn_enabled", lambda: True)
 """Function that returns whether operations may use oneDNN."""
-set_onednn_enabled = torch._C._set_mkldnn_enabled
+set_onednn_enabled: Callable[[bool], object] = getattr(
+    torch._C, "_set_mkldnn_enabled", lambda _: None
+)
 """Function that takes whether operations may use oneDNN."""
 
 

@@ -59,8 +59,11 @@ def _ended_early() -> bool:
     """
     if hasattr(sys, "last_value") or not {"-h", "--help", "--version"}.isdisjoint(sys.argv[1:]):
         return True
-    next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)
-    return next_number is not None and next_number() == 0
+    if "torch" not in sys.modules:
+        return False
+    from memlog.torchside.loaded import has_built_graphs
+
+    return not has_built_graphs()
 
 
 def _recorded_below(options: str) -> bool:
