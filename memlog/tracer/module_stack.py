@@ -253,7 +253,7 @@ MAX_LINES: Final = 1000
 """Maximum number of different lines. All further lines have number 0."""
 _LONGEST: Final = 40
 """Maximum length of a file's or function's name, in characters. Longer names are cut."""
-_MEMLOG: Final = f"{Path(__file__).absolute().parents[2]}{os.sep}"
+_MEMLOG: Final = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _TORCH: Final = f"{Path(torch.__file__).absolute().parent}{os.sep}"
 _INSTALLED: Final = (
     "<frozen ",
