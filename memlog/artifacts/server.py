@@ -155,7 +155,7 @@ def in_binary_units(content: bytes, title: str) -> bytes:
     """Return a file with its profiles converted from bytes to MiB.
 
     A profile of less than 1 MiB is converted to KiB. A profile of less than 1 KiB is not converted. A file
-    without a title gets ``title``. `memlog.artifacts.server.check` must have accepted ``content``.
+    without a title gets ``title``. `memlog.artifacts.server.check_flamegraph` must have accepted ``content``.
     """
     try:
         document = msgspec.json.decode(content)

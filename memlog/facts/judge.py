@@ -19,7 +19,6 @@ from memlog.bus import EventBus
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,
-    OF_FINDING,
     SHARED,
     Alert,
     Batch,
@@ -39,9 +38,8 @@ from memlog.facts.detector import GrowthDetector
 from memlog.facts.growth_findings import FREE_LISTS, GrowthFindings
 from memlog.facts.later_memory import FirstCheckpoint, finding_of_longest
 from memlog.facts.run_fold import RunFold
-from memlog.facts.run_verdict import RunVerdict
+from memlog.facts.run_verdict import FindingAlerts, RunVerdict
 from memlog.facts.verdict import verdict
-from memlog.findings import sentence
 from memlog.growth.series import Suspicion, Verdict
 
 
@@ -175,54 +173,3 @@ def _identity(event: Event) -> tuple[object, ...]:
     if isinstance(event, Alert):
         return (event.rule, event.title, event.step, event.evaluation, event.epoch)
     return (event.kind, event.where, event.title) if isinstance(event, Finding) else ()
-
-
-_FASTER = 2
-"""A later finding of the same ``kind`` and ``where`` gets an alert only if its rate is at least this number
-times the rate of the earlier finding."""
-
-
-class FindingAlerts:
-    """Subscriber that publishes an alert for each new finding.
-
-    Trackers get these alerts and the alerts of rules in the same way. ``publish`` is called with each alert.
-    """
-
-    def __init__(
-        self,
-        publish: Callable[[Event], object],
-    ) -> None:
-        self._publish = publish
-        self.findings: list[Finding] = []
-
-    def __call__(self, event: Event) -> None:
-        if not isinstance(event, Finding):
-            return
-        known = any(is_known(event, before) for before in self.findings)
-        self.findings.append(event)
-        if known:
-            return
-        self._publish(new_alert(event))
-
-
-def is_known(finding: Finding, before: Finding) -> bool:
-    """Return True if ``before`` has the same ``kind`` and ``where``, and the rate has not doubled since."""
-    if (finding.kind, finding.where) != (before.kind, before.where):
-        return False
-    if finding.rate is None or finding.kind == "larger_steps":
-        # Larger inputs alone can raise the rate of larger steps, so a higher rate of this kind is no news.
-        return True
-    return finding.rate < _FASTER * (before.rate or 0.0)
-
-
-def new_alert(finding: Finding) -> Alert:
-    """Return the alert about a finding."""
-    return Alert(
-        time_us=finding.time_us,
-        step=finding.step,
-        level="warning",
-        rule=f"{OF_FINDING}{finding.kind}",
-        title=sentence(finding),
-        text=finding.remedy or "",
-        value=finding.rate,
-    )

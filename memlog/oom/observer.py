@@ -47,7 +47,6 @@ from memlog.torchside.loaded import (
     running_node,
     statistics_of,
 )
-from memlog.trace.exporters import write_pickle
 
 FILE = "out-of-memory.pickle"
 KIND = "snapshot"
@@ -75,6 +74,8 @@ def keep_snapshot(run: RunDirectory, snapshot: Any) -> Artifact:
     Raises:
         OSError: The file can't be written.
     """
+    from memlog.trace.exporters import write_pickle  # noqa: PLC0415 - only a failed allocation needs it
+
     for history in snapshot["device_traces"]:
         for entry in history:
             entry.setdefault("frames", [])  # required by PyTorch's memory viewer page

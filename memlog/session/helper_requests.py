@@ -22,9 +22,8 @@ from memlog._internal.terminal import say
 from memlog.bus import EventBus
 from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, Request, RequestReader
 from memlog.events import Alert, Batch, End, Event, Finding, HeapReading, Trace, now_us
-from memlog.facts.judge import is_known, new_alert
 from memlog.facts.rises import EarlyRises, Rise
-from memlog.facts.run_verdict import RunVerdict
+from memlog.facts.run_verdict import RunVerdict, is_known, new_alert
 from memlog.journal import RunDirectory
 from memlog.probes.process import collect_garbage, read_heap
 

@@ -11,9 +11,9 @@ from memlog.bus import EventBus
 from memlog.delivery.helper.protocol import Begin
 from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, writer_for
 from memlog.events import Alert, Batch, ChildReading, End, Event, Finding, Reading, Sample
-from memlog.facts.judge import FindingAlerts, RunJudge
+from memlog.facts.judge import RunJudge
 from memlog.facts.rises import EarlyRises, RepeatedRises
-from memlog.facts.run_verdict import RunVerdict
+from memlog.facts.run_verdict import FindingAlerts, RunVerdict
 from memlog.journal import RunDirectory
 from memlog.probes.machine import host_free
 

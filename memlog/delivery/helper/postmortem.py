@@ -12,9 +12,9 @@ from memlog.bus import EventBus
 from memlog.delivery.run_report import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, Artifact, now_us
-from memlog.facts.judge import FindingAlerts
 from memlog.facts.oom_cause import OUT_OF_MEMORY, UNEXPECTED_END, WORKER_KILLED
 from memlog.facts.run_fold import RunFold, facts_of
+from memlog.facts.run_verdict import FindingAlerts
 from memlog.facts.verdict import of_memory
 from memlog.journal import RunDirectory
 from memlog.journal.artifacts import keep_text, open_artifact

@@ -28,11 +28,10 @@ from memlog.events import (
     now_us,
     readings,
 )
-from memlog.facts.judge import new_alert
 from memlog.facts.levels import LevelFold, unsteady
 from memlog.facts.oom_cause import OF_ENDS, title_with_cause
 from memlog.facts.run_fold import RunFold, facts_of
-from memlog.facts.run_verdict import RunVerdict
+from memlog.facts.run_verdict import RunVerdict, new_alert
 from memlog.facts.verdict import of_memory
 from memlog.findings import after_step, of_rank, same_on_ranks
 from memlog.journal import Header, RunDirectory
