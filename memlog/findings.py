@@ -18,6 +18,7 @@ _WOULD_HAVE = ", and memory would have run out at "
 _CONFIDENCE = {"high": 0, "medium": 1, "low": 2}
 _DEVICE = re.compile(r"^([a-z]+)\d+$")
 _UNSURE = "Unsure: "
+_PASSES = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 _RANKS_NAMED = 8
 """Maximum number of ranks that a text lists. A text only counts further ranks."""
 _PREDICATES = {
@@ -173,6 +174,13 @@ def failure_title(failure: OutOfMemory, last_step: int | None) -> str:
             place += f" in the thread {failure.thread}"
     wanted = "" if failure.requested is None else f", {format_bytes(failure.requested)} requested"
     return f"Out of memory {place} {after}{wanted}"
+
+
+def failure_place(failure: OutOfMemory) -> str | None:
+    """Return where a failed allocation was made: layer, pass and line, as far as known; ``None``: unknown."""
+    phase = failure.phase and _PASSES.get(failure.phase, failure.phase)
+    parts = (failure.worker, failure.layer and f"layer {failure.layer}", phase, failure.line)
+    return ", ".join(filter(None, parts)) or None
 
 
 def joined(title: str, text: str) -> str:

@@ -34,11 +34,13 @@ from memlog.cli.summary_page import (
     trackers,
     worst_traced,
 )
+from memlog.errors import ConfigurationError
 from memlog.events import ALLOCATED, HOST_RSS, RESERVED
 from memlog.facts.levels import Peak
 from memlog.findings import beyond, evidence_and_remedy
 from memlog.journal import RunDirectory
 from memlog.reports import encode, summarize
+from memlog.reports.brief import brief
 from memlog.reports.final_state import like_another, role, shapes
 from memlog.reports.postmortem import survived
 from memlog.reports.schema import Summary
@@ -154,16 +156,31 @@ def _trouble(summary: Summary) -> dict[str, str | Text]:
 @click.command(context_settings=SETTINGS)
 @run_argument
 @click.option("--all", "everything", is_flag=True, help="Show all metrics, alerts and files, too.")
+@click.option(
+    "--brief",
+    "briefly",
+    is_flag=True,
+    help="Show verdict, cause, place, remedy and next step, in at most 300 tokens of a language model.",
+)
 @json_option
 @dir_option
-def show(run: str, directory: Path | None, everything: bool, as_json: bool) -> None:
+def show(
+    run: str, directory: Path | None, *, everything: bool, briefly: bool, as_json: bool
+) -> None:
     """Show one run: its memory, and the delivery of its points.
 
     RUN is a run's id or the id's beginning, its name in a tracker, or "latest". docs/show-json.md explains
     every field of the JSON document.
     """
+    if briefly and (everything or as_json):
+        raise ConfigurationError(
+            "--brief shows a part of what --all and --json show: pass one of them"
+        )
     found = find_explained_run(runs_directory(directory), run)
     summary = summarize(found)
+    if briefly:
+        click.echo("\n".join(brief(found, summary)))
+        return
     if as_json:
         print_json(encode(summary))
         return

@@ -98,13 +98,19 @@ def artifact_path(run: RunDirectory, artifact: Artifact) -> Path | None:
     return run.path / artifact.path
 
 
-def postmortem_title(run: RunDirectory) -> str | None:
-    """Return the title of the report on a run's bad end; ``None`` if no report can be read."""
+def read_postmortem(run: RunDirectory) -> str | None:
+    """Return the report on a run's bad end, in Markdown; ``None`` if no report can be read."""
     try:
         text = read_plain(run.path, f"{run.artifacts.name}/{POSTMORTEM_FILE}", _MOST_TEXT)
     except OSError:
         return None
-    return text.decode("utf-8", "replace").partition("\n")[0].removeprefix("# ").strip() or None
+    return text.decode("utf-8", "replace")
+
+
+def postmortem_title(run: RunDirectory) -> str | None:
+    """Return the title of the report on a run's bad end; ``None`` if no report can be read."""
+    text = read_postmortem(run)
+    return text and (text.partition("\n")[0].removeprefix("# ").strip() or None)
 
 
 def _require_a_file(source: Path) -> None:

@@ -237,6 +237,8 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
+_ADVICE = "What would help"
+"""Heading of the list of advice."""
 _SNAPSHOT = "out-of-memory."
 """First part of the names of the files about the allocator's snapshot."""
 _SHOWN_STEPS = 10
@@ -287,7 +289,7 @@ def report(
     if suspicion.of_memory:
         parts.append(
             (
-                "What would help",
+                _ADVICE,
                 lambda: [_list(advice(state, growth, predicted, cause(state, growth)))],
             )
         )
@@ -556,3 +558,9 @@ def _peak(host: Reading) -> str:
 
 def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
+
+
+def first_advice(text: str) -> str | None:
+    """Return the first line of advice in a report; ``None`` if it has none."""
+    advised = text.partition(f"\n## {_ADVICE}\n\n- ")[2]
+    return advised.partition("\n")[0] or None

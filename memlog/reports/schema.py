@@ -341,6 +341,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that each way of saving a checkpoint takes in addition; empty: unknown."""
     saving_is_partial: bool = False
     """True if ``saving`` counts only parameters that are trained, and their optimizer's state."""
+    failed_at: str | None = None
+    """Layer, pass and line of the last failed allocation, as far as known; ``None``: none failed."""
 
     @property
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ from memlog._version import __version__
 from memlog.events import Alert, Artifact, End, Finding, StepInputs
 from memlog.facts.later_memory import saving_costs
 from memlog.facts.verdict import verdict
+from memlog.findings import failure_place
 from memlog.journal import Binding, JournalFile, RunDirectory
 from memlog.journal.delivery_state import InProcessState, UploadState, all_states
 from memlog.journal.format import UNDECODABLE
@@ -151,6 +152,7 @@ def _of_totals(
         survived_last_step=max(totals.survived, default=None),
         saving=[] if facts.to_save is None else list(saving_costs(facts.to_save)),
         saving_is_partial=facts.to_save is not None and not facts.to_save.whole_model,
+        failed_at=None if facts.failure is None else failure_place(facts.failure),
     )
 
 

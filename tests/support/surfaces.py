@@ -24,6 +24,7 @@ from support.sinks import ListSink, ListTracker
 SURFACES = (
     "show",
     "show --all",
+    "show --brief",
     "show --json",
     "runs",
     "runs --json",
@@ -69,6 +70,7 @@ def statements(run: RunDirectory, *, delivered: bool = True) -> Iterator[Said]:
     for surface, found in (
         ("show", _show(output("show", run, run.id))),
         ("show --all", _show_all(output("show", run, run.id, "--all"))),
+        ("show --brief", _brief(output("show", run, run.id, "--brief"))),
         ("show --json", _document(json.loads(output("show", run, run.id, "--json")))),
         ("runs", _runs(output("runs", run), run.id)),
         ("runs --json", _listed(json.loads(output("runs", run, "--json")), run.id)),
@@ -304,6 +306,15 @@ def _show_all(text: str) -> Facts:
     for fact, value in _show(text):
         if fact != "_lines":
             yield fact, value
+
+
+def _brief(text: str) -> Facts:
+    told = dict(line.split(": ", 1) for line in text.splitlines())
+    if not told["verdict"].endswith("…"):
+        yield from _verdict(told["verdict"])
+    _, status, counted = told["run"].split(", ", 2)
+    yield "status", status
+    yield "steps", _number(counted.split()[0])
 
 
 def _head(text: str) -> Facts:

@@ -48,6 +48,7 @@ ADDED = (
     "saving",
     "saving_is_partial",
     "longest_batch",
+    "failed_at",
 )
 """Keys that newer code has added to the document of `memlog show --json`."""
 

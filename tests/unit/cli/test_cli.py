@@ -33,7 +33,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "report": "runs -o --output --dir",
         "run": "--backend --alert --project --name --every --layers --budget --quiet --dir command",
         "runs": "--json --dir",
-        "show": "run --all --json --dir",
+        "show": "run --all --brief --json --dir",
         "sync": "run --to --timeout --own-run --trust-address --dir",
         "watch": "run --once --interval --json --dir",
     }

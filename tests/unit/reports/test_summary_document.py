@@ -53,7 +53,8 @@ def test_the_fields_are_frozen() -> None:
     named = {
         "": "schema status steps verdict largest_step longest_batch first_step last_step outcome "
         "host_limit_bytes cgroup_limit_bytes failed_rank survived_failures survived_first_step "
-        "survived_last_step survived_batch_sizes[] saving_is_partial",
+        "survived_last_step survived_batch_sizes[] saving_is_partial "
+        "failed_at",
         "saving[].": "way host host_most device",
         "run.": "id name project directory begun ended newest_event duration_s host pid backends",
         "run.devices.<>.": "product capacity_bytes shares_host",
