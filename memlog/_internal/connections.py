@@ -165,7 +165,7 @@ def withheld(
         return ()
     if any(is_same_place(address, known) for known in (scope.address, *trusted)):
         return ()
-    return (*scope.credentials, *_netrc_files(address))
+    return (*scope.credentials, *netrc_files(address))
 
 
 def is_other_file(address: str | None, scope: CredentialScope, trusted: Iterable[str] = ()) -> bool:
@@ -174,13 +174,13 @@ def is_other_file(address: str | None, scope: CredentialScope, trusted: Iterable
     The tracker's client would create a database there, or change the one that exists. See `withheld` for the
     arguments.
     """
-    path = _path_of(address) if address and address not in scope.own_schemes else None
+    path = path_of(address) if address and address not in scope.own_schemes else None
     if path is None:
         return False
-    return path not in map(_path_of, filter(None, (scope.address, *scope.defaults, *trusted)))
+    return path not in map(path_of, filter(None, (scope.address, *scope.defaults, *trusted)))
 
 
-def _path_of(address: str) -> Path | None:
+def path_of(address: str) -> Path | None:
     """Return the file or folder that ``address`` names; ``None`` for any other address."""
     found = _FILE.match(address)
     if found is None and _SCHEME.match(address):
@@ -206,7 +206,7 @@ def _is_local(address: str, scope: CredentialScope) -> bool:
     return match is None or match["scheme"].lower() in _ON_THIS_MACHINE | scope.own_schemes
 
 
-def _netrc_files(address: str) -> Iterator[str]:
+def netrc_files(address: str) -> Iterator[str]:
     """Yield the netrc files in which HTTP clients find a password for the address's host."""
     match = _SERVER.fullmatch(address)
     named = os.environ.get("NETRC")

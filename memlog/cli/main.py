@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from memlog._internal.terminal import lines, one_line
+from memlog._internal.installation import is_replaced
+from memlog._internal.terminal import lines, one_line, say
 from memlog._version import __version__
 from memlog.cli import SETTINGS
 from memlog.errors import ConfigurationError, LaunchError, MemlogError
@@ -19,6 +20,7 @@ COMMANDS = {
     "compare": "compare_runs",
     "completion": "completion",
     "demo": "demo",
+    "doctor": "doctor",
     "estimate": "estimate_step",
     "open": "open_file",
     "pull": "pull",
@@ -108,4 +110,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # If the terminal can't show a character, the rest of the text is still shown.
             stream.reconfigure(errors="replace")
+    if is_replaced():
+        say(
+            "another distribution has replaced memlog's own module `memlog`: `memlog doctor` names it, and "
+            "the remedy"
+        )
     cli(prog_name="memlog")

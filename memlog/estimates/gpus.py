@@ -10,7 +10,7 @@ import torch
 
 from memlog.errors import ConfigurationError
 from memlog.estimates.cuda_kernels.reductions import A100, Gpu
-from memlog.probes.accelerator import LIBRARY
+from memlog.probes.nvml import LIBRARY
 
 _OLDER, _LATER, _SMALL = 1024, 2048, 1536
 """Threads of a multiprocessor, by generation (CUDA C++ Programming Guide, "Technical Specifications per

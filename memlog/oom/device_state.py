@@ -20,7 +20,7 @@ from memlog._internal.inert_access import container_base, instance_dict, is_kind
 from memlog._internal.processes import rank_position
 from memlog.events import DeviceProcess, DeviceState, GraphInUse, HeldTensors
 from memlog.inputs.step_inputs import program_frames, variables_of
-from memlog.probes.accelerator import Nvml, ProcessUse
+from memlog.probes.nvml import Nvml, ProcessUse
 from memlog.probes.process import (
     allocator_settings,
     has_expandable_segments,

@@ -37,8 +37,9 @@ from memlog.oom.errors import (
     is_of_a_device,
     shown_error,
 )
-from memlog.probes.accelerator import Nvml, parse_flat, parse_nested
+from memlog.probes.accelerator import parse_flat, parse_nested
 from memlog.probes.machine import available_memory, shares_host
+from memlog.probes.nvml import Nvml
 from memlog.probes.process import segments_without_history
 from memlog.torchside.loaded import (
     attach_out_of_memory_observer,

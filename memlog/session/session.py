@@ -138,6 +138,10 @@ class Session(TrainerInterface, SessionDisplay):
             return
         self._live = recording
         self.id, self.directory = recording.run.id, recording.run.path
+        with self.health.contained("looking for another distribution of the name memlog"):
+            from memlog._internal.installation import warn_once  # noqa: PLC0415 - see above
+
+            warn_once()
 
     def abandon(self) -> None:
         """Delete a run whose `init` was interrupted."""

@@ -24,7 +24,6 @@ from memlog.events import (
 )
 from memlog.journal import Binding, JournalFile, Position
 from memlog.journal.format import START
-from memlog.probes.accelerator import Nvml, ProcessUse
 from memlog.probes.machine import (
     ProcessTree,
     available_memory,
@@ -33,6 +32,7 @@ from memlog.probes.machine import (
     read_again,
     read_cgroup,
 )
+from memlog.probes.nvml import Nvml, ProcessUse
 
 _STEPS = 5
 """Number of steps after which a sample is due. After a run's first 500 steps, the number grows (`_PART`)."""

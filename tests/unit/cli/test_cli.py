@@ -28,6 +28,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "compare": "runs --fail-if --allow-unfinished --json --dir",
         "completion": "shell",
         "demo": "--steps --backend",
+        "doctor": "--json --dir",
         "open": "what --no-browser --port --dir",
         "pull": "run --backend --kind -o --output --force --trust-address --dir",
         "report": "runs -o --output --dir",

@@ -14,7 +14,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.sampler import DevicesInUse, StepFollower
 from memlog.events import Batch, Device, DeviceReading, DeviceUse, Sample
 from memlog.metrics import values
-from memlog.probes.accelerator import LIBRARY, Nvml, ProcessUse
+from memlog.probes.nvml import LIBRARY, Nvml, ProcessUse
 
 NOT_FOUND, UNINITIALIZED = 6, 1
 GPU, MIG = "8f6d2b1c-gpu", "0a1b2c3d-mig"
