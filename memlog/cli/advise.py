@@ -72,14 +72,8 @@ def advise_run(run: str, directory: Path | None, *, fit: str | None, as_json: bo
 
     Exit code 1 if --fit is given, and the step would not fit or another step needs more.
     """
-    memory = None if fit is None else read_size(fit)
-    found, event, trace = _worst_step(find_explained_run(runs_directory(directory), run))
-    longest = summarize(found).longest_batch
-    advice, standing = advise_on(found, event, trace)
-    plan = None
-    if memory is not None:
-        plan = plan_for_run(found, event, trace, memory, standing, longest)
-    document = RunAdvice(SCHEMA, found.id, event.step, advice, standing, longest, plan)
+    document = advice_for_run(find_explained_run(runs_directory(directory), run), fit)
+    plan = document.fit
     if as_json:
         print_json(encode(document))
     else:
@@ -89,6 +83,26 @@ def advise_run(run: str, directory: Path | None, *, fit: str | None, as_json: bo
             _print_plan(plan)
     if plan is not None and not plan.is_enough:
         click.get_current_context().exit(1)
+
+
+def advice_for_run(run: RunDirectory, fit: str | None) -> RunAdvice:
+    """Return the advice on a run's worst traced step.
+
+    ``fit`` is a size such as ``24 GiB``, for a plan of the changes with which the step would fit; ``None``:
+    no plan.
+
+    Raises:
+        ConfigurationError: ``fit`` is no size.
+        TraceNotFoundError: No step of the run was traced.
+    """
+    memory = None if fit is None else read_size(fit)
+    found, event, trace = _worst_step(run)
+    longest = summarize(found).longest_batch
+    advice, standing = advise_on(found, event, trace)
+    plan = None
+    if memory is not None:
+        plan = plan_for_run(found, event, trace, memory, standing, longest)
+    return RunAdvice(SCHEMA, found.id, event.step, advice, standing, longest, plan)
 
 
 def _worst_step(run: RunDirectory) -> tuple[RunDirectory, Trace, RecordedTrace]:

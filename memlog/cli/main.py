@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "demo",
     "doctor": "doctor",
     "estimate": "estimate_step",
+    "mcp": "serve_agents",
     "open": "open_file",
     "pull": "pull",
     "report": "report_run",

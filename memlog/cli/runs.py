@@ -66,7 +66,7 @@ def runs(directory: Path | None, as_json: bool) -> None:
     """List the runs, the newest last."""
     root = runs_directory(directory)
     found = list_runs(root)
-    lines = list(_lines(found))
+    lines = run_lines(found)
     if as_json:
         print_json(encode(RunList(runs=lines)))
         return
@@ -78,15 +78,15 @@ def runs(directory: Path | None, as_json: bool) -> None:
             console.print(plain(problem))
 
 
-def _lines(found: Iterable[RunDirectory]) -> Iterator[RunLine]:
-    """Yield a line for each run. A run that can't be read is left out with a warning."""
+def run_lines(found: Iterable[RunDirectory]) -> list[RunLine]:
+    """Return a line for each run. A run that can't be read is left out with a warning."""
+    lines = []
     for run in found:
         try:
-            line = _line(run)
-        except Exception as error:  # noqa: BLE001 - a folder may hold anything
+            lines.append(_line(run))
+        except Exception as error:  # noqa: BLE001, PERF203 - a folder may hold anything
             notice(f"{run.path} is left out, because it can't be read: {error}")
-            continue
-        yield line
+    return lines
 
 
 def _problems(lines: Iterable[RunLine]) -> Iterator[str]:

@@ -29,6 +29,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "completion": "shell",
         "demo": "--steps --backend",
         "doctor": "--json --dir",
+        "mcp": "--skill --dir",
         "open": "what --no-browser --port --dir",
         "pull": "run --backend --kind -o --output --force --trust-address --dir",
         "report": "runs -o --output --dir",

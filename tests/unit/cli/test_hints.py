@@ -14,6 +14,7 @@ from support.journals import GIB, MadeRun, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.cli.main import cli
+from memlog.cli.mcp import SKILL
 from memlog.errors import MissingExtraError
 from memlog.events import End
 from memlog.session.exit import print_undelivered
@@ -25,7 +26,7 @@ CODE = [
     for folder in ("memlog", "integrations", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", SKILL, *sorted((ROOT / "docs").rglob("*.md"))]
 
 _PIP = re.compile(r"\bpip install ([^`#\n\"]*)")
 _MEMLOG = re.compile(r"(?:`|\$ )memlog ([a-z]+)((?: [^`#|\n]*)?)")
