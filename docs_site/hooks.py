@@ -152,6 +152,14 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     return _LINK.sub(lambda link: _mended(link, page.file.src_uri), markdown)
 
 
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Write a page's Markdown beside it: agents follow the links of docs/llms.txt to the Markdown."""
+    source = Path(config.site_dir) / page.file.src_uri
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(page.markdown or "", encoding="utf-8")
+    return output
+
+
 def _mended(link: re.Match[str], page: str) -> str:
     """Return a link of a page with its target on the site."""
     source = PAGES.get(page)

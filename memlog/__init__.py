@@ -96,6 +96,7 @@ _LOADED_ON_USE = {
     "estimate": "memlog.estimates",
     "finish": "memlog.session.session",
     "init": "memlog.session.session",
+    "load_ipython_extension": "memlog.session.magics",  # for `%load_ext memlog`
     "monitor_memory": "memlog.monitors",
     "phase": "memlog.session.phases",
     "snapshot": "memlog.session.session",

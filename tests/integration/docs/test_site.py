@@ -64,6 +64,15 @@ def test_every_page_of_docs_is_on_the_site(site: Path) -> None:
     assert pages <= {str(page.relative_to(site).with_suffix("")) for page in html(site)}
 
 
+def test_agents_find_every_page_of_their_list(site: Path) -> None:
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)]+)\)", listed)
+    assert len(targets) > 40
+    assert [target for target in targets if not (site / target).is_file()] == []
+    page = (site / "how-to" / "find-a-leak.md").read_text(encoding="utf-8")
+    assert page.startswith("# Find a leak")
+
+
 def test_pages_ask_nobody_but_their_server_for_anything(served: str, browser: Page) -> None:
     asked: list[str] = []
     browser.on("request", lambda request: asked.append(request.url))
