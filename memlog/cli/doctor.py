@@ -323,7 +323,9 @@ def _tracker(backend: Backend, *, is_named: bool) -> Check:
         return Check(name, "note", f"{version}, {name.upper()}_MODE={mode}: no server is asked")
     address = connection.uri or home.address
     if address is None:
-        return Check(name, "ok", f"{version}, at {' or '.join(home.defaults) or 'its default'}")
+        return Check(
+            name, "ok", f"{version}, in {' or '.join(home.defaults) or 'its default store'}"
+        )
     path = path_of(address)
     shown = bare_address(address) if path is None else str(path)
     is_set_up = is_named or connection.uri or home.credentials or any(netrc_files(address))
@@ -331,7 +333,8 @@ def _tracker(backend: Backend, *, is_named: bool) -> Check:
         return Check(name, "note", f"{version}, not set up: {shown} is not asked")
     problem = _unanswered(name, address)
     if problem is None:
-        return Check(name, "ok", f"{version}, {shown}" + " answers" * (path is None))
+        answers = f"{shown} answers" if path is None else f"in {shown}"
+        return Check(name, "ok", f"{version}, {answers}")
     variables = (
         variable
         for variable, value in connection.environment.items()

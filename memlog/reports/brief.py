@@ -58,7 +58,8 @@ def brief(run: RunDirectory, summary: Summary) -> list[str]:
     cause = ""
     if finding is not None:
         kind = f"{finding.kind.replace('_', ' ')}, {finding.confidence} confidence"
-        told = ": ".join(filter(None, (kind, " ".join(finding.evidence))))
+        evidence = " ".join(f"{each.rstrip('.')}." for each in finding.evidence)
+        told = f"{kind}: {evidence}" if evidence else kind
         cause = _line("cause", told, left - tokens(remedy))
     return [line for line in (verdict, cause, where, remedy, about, following) if line]
 

@@ -169,7 +169,7 @@ def test_a_tracker_that_is_not_set_up_is_not_asked(monkeypatch: pytest.MonkeyPat
 
 def test_a_store_on_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
-    assert checks(0)["mlflow"].text.endswith(f", {tmp_path}/runs.db")
+    assert checks(0)["mlflow"].text.endswith(f", in {tmp_path}/runs.db")
     assert not (tmp_path / "runs.db").exists()
 
 
