@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, ClassVar, TypeAlias, cast
 
 from memlog._internal.terminal import format_bytes
 from memlog.errors import SnapshotError, UnopenableFileError, UnsafeSnapshotError
-from memlog.trace.exporters import write_text
+from memlog.trace.exporters import trace_plot, write_text
 from memlog.trace.exporters.snapshots import Entries
 
 MAX_BYTES = 128 * 1024**2

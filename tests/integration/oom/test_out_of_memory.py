@@ -22,6 +22,7 @@ from memlog.events import Alert, Artifact, End, OutOfMemory
 from memlog.journal import new_run
 from memlog.oom.observer import keep_snapshot
 from memlog.reports.page import html
+from memlog.trace.exporters import snapshot_graph
 
 pytestmark = pytest.mark.integration
 

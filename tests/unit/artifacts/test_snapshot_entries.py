@@ -15,6 +15,7 @@ from support.pickles import damaged, imported
 
 from memlog import SnapshotError, UnsafeSnapshotError
 from memlog.artifacts.snapshots import SnapshotUnpickler, draw_snapshot, read_snapshot
+from memlog.trace.exporters import trace_plot
 from memlog.trace.exporters.snapshots import Entries
 
 FRAMES = [{"name": f"function_{n}", "filename": f"/src/{n}.py", "line": n} for n in range(300)]

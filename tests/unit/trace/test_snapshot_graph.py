@@ -12,6 +12,7 @@ from support.device_snapshots import BASE, MIB
 
 from memlog import MemoryTracer, SnapshotError
 from memlog.trace import exporters
+from memlog.trace.exporters import snapshot_graph
 
 MODEL = ("main (/src/main.py:1)", "model (/src/model.py:2)")
 FORWARD = ("main (/src/main.py:1)", "forward (/src/forward.py:2)")

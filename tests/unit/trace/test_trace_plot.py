@@ -13,6 +13,7 @@ from support.models import GPT, text
 from memlog import MemoryTracer, SnapshotError
 from memlog._internal.terminal import format_bytes
 from memlog.artifacts.snapshots import draw_snapshot
+from memlog.trace.exporters import trace_plot
 
 
 def entry(action: str, address: int, size: int, name: Any = "layer") -> dict[str, Any]:
