@@ -1,4 +1,4 @@
-"""Verdict on a run, and alerts about findings, for the training process. It imports nothing of the judging."""
+"""Verdict on a run, and alerts about findings, for the training process: without the judging."""
 
 from __future__ import annotations
 
