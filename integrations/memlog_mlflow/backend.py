@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 from memlog._internal.connections import CredentialScope
 from memlog.events import Status
-from memlog.sink import STEP_PREFIX, ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.sink import STEP_PREFIX, ClientBackend, Connection, TrackerRun
 from memlog_mlflow import ends, environment
 from memlog_mlflow.uris import absolute_uri, link_to
 
@@ -30,13 +29,12 @@ def _run_of_main_thread() -> Any:
     return runs[-1] if runs else None
 
 
-class MlflowBackend:
+class MlflowBackend(ClientBackend):
     """Backend that finds the user's MLflow run and gathers the settings that a client needs to connect."""
 
-    name = "mlflow"
-    requires = "mlflow"
-    extra = "mlflow"
-    in_process = False
+    name = requires = extra = "mlflow"
+    sink = "memlog_mlflow.sink:MlflowSink"
+    store = "memlog_mlflow.store:MlflowStore"
 
     def __init__(self) -> None:
         self._seen = _Seen()
@@ -81,10 +79,6 @@ class MlflowBackend:
         users = [one.step for one in held if not one.key.startswith("system/")]
         return max(own or users, default=None)
 
-    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
-        """Return False, because `last_step` knows each run's last step."""
-        return False
-
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run ``run_id`` in the store ``uri``. Without ``uri``, use MLflow's current store."""
         mlflow = _imported_mlflow()
@@ -112,29 +106,9 @@ class MlflowBackend:
             defaults=("mlruns", "sqlite:///mlflow.db"),
         )
 
-    def prepare(self) -> None:
-        """Import mlflow. The import takes seconds. Like `open_sink`, this sets environment variables."""
-        self._import("sink", Connection())
-
-    def open_sink(self, target: Target) -> Sink:
-        """Import mlflow, and return a new sink.
-
-        Call this method only in a process of memlog's own. The method sets environment variables that limit
-        MLflow's timeouts and retries.
-        """
-        sink: Sink = self._import("sink", target.connection).MlflowSink(target)
-        return sink
-
-    def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads files. Call this method only in memlog's own processes."""
-        store: ArtifactStore = self._import("store", connection).MlflowStore(connection)
-        return store
-
-    @staticmethod
-    def _import(module: str, connection: Connection) -> ModuleType:
-        # In this order: mlflow reads some variables while it is imported.
+    def apply(self, connection: Connection, run: TrackerRun | None = None) -> None:  # noqa: ARG002 - the store is enough
+        """Set MLflow's variables, among them limits of its timeouts and retries."""
         environment.apply(connection)
-        return importlib.import_module(f"memlog_mlflow.{module}")
 
 
 def _imported_mlflow() -> ModuleType | None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from memlog._internal.connections import secret_names
-from memlog.sink import Connection
+from memlog.sink import ClientVariables, Connection
 from memlog_mlflow.uris import absolute_uri
 
 TRACKING_URI = "MLFLOW_TRACKING_URI"
@@ -18,10 +18,6 @@ RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "DATABRICKS_")
 """Prefixes of variables with a cloud's credentials. `credentials` leaves them out, because MLflow's client
 sends them to that cloud only."""
-_PREFIXES = ("MLFLOW_", *_OF_CLOUDS)
-_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-
 _OF_DATABASES = ("PGPASSWORD", "MYSQL_PWD")
 _CREDENTIALS = "~/.mlflow/credentials"
 
@@ -42,11 +38,14 @@ _BOUNDS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+_VARIABLES = ClientVariables(
+    ("MLFLOW_", *_OF_CLOUDS), frozenset({"CURL_CA_BUNDLE"}), never=_NEVER, always=_BOUNDS
+)
 
 
 def gathered() -> dict[str, str]:
     """Return the environment variables of this process that MLflow's client needs in the helper."""
-    found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
+    found = _VARIABLES.gathered()
     if TRACKING_URI in found:
         # A relative path is relative to this process's working directory. The helper's may be another one.
         found[TRACKING_URI] = absolute_uri(found[TRACKING_URI])
@@ -73,10 +72,7 @@ def apply(connection: Connection) -> None:
     from memlog._internal.connections import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
-    os.environ.update(connection.environment)
-    for name in _NEVER:
-        os.environ.pop(name, None)
-    os.environ.update(_BOUNDS)
+    _VARIABLES.apply(connection)
     # Seconds. A value that the user has set is kept. A slow server may need more time, and every request
     # would fail with less.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -85,12 +81,6 @@ def apply(connection: Connection) -> None:
 def context_tags() -> dict[str, str]:
     """Return the tags in `RUN_CONTEXT`; no tags if its value is not a JSON object."""
     return _parsed(os.environ.get(RUN_CONTEXT))
-
-
-def _is_wanted(name: str) -> bool:
-    if name in _NEVER:
-        return False
-    return name.startswith(_PREFIXES) or name in _NAMES or name.lower() in _PROXIES
 
 
 def _with_source(context: str | None, script: str) -> str:

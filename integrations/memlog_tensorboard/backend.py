@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import shlex
@@ -11,8 +10,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from memlog.errors import TrackerRejectedError
-from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.sink import ClientBackend, Connection, TrackerRun
 from memlog_tensorboard.last_step import last_step_in
 
 logger = logging.getLogger("memlog")
@@ -35,13 +33,11 @@ _WRITING_THREADS = (
 """Module and class of the thread that an open writer runs. memlog finds open writers by these threads."""
 
 
-class TensorboardBackend:
+class TensorboardBackend(ClientBackend):
     """Backend that finds the folder to which the user's ``SummaryWriter`` writes."""
 
-    name = "tensorboard"
-    requires = "tensorboard"
-    extra = "tensorboard"
-    in_process = False
+    name = requires = extra = "tensorboard"
+    sink = "memlog_tensorboard.sink:TensorboardSink"
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
@@ -76,10 +72,6 @@ class TensorboardBackend:
         steps = [last_step_in(file, of_memlog=bool(own)) for file in earlier]
         return max((step for step in steps if step is not None), default=None)
 
-    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
-        """Return False, because `last_step` knows each run's last step."""
-        return False
-
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:  # noqa: ARG002 - the folder is enough
         """Return the run of a logger's folder; ``None`` if the folder is not on this machine."""
         return None if "://" in run_id else run_in(Path(run_id).absolute())
@@ -87,21 +79,6 @@ class TensorboardBackend:
     def connection(self) -> Connection:
         """Return the folder for runs of memlog's own."""
         return Connection(uri=str(Path(os.environ.get(LOGGING_DIR) or _DEFAULT_FOLDER).absolute()))
-
-    def prepare(self) -> None:
-        """Import tensorboard's file format. This takes about a second."""
-        importlib.import_module("memlog_tensorboard.sink")
-
-    def open_sink(self, target: Target) -> Sink:
-        """Build the sink, and import tensorboard's file format for it."""
-        sink: Sink = importlib.import_module("memlog_tensorboard.sink").TensorboardSink(target)
-        return sink
-
-    def open_store(self, connection: Connection) -> ArtifactStore:  # noqa: ARG002 - there is nothing to connect to
-        """Raise an error, because TensorBoard stores no files."""
-        raise TrackerRejectedError(
-            "TensorBoard stores no files: leave out --backend to copy them from the run's own folder"
-        )
 
 
 def run_in(folder: Path) -> TrackerRun:

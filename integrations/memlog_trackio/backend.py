@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
 from typing import Any
 
 from memlog._internal.connections import CredentialScope
-from memlog.sink import ArtifactStore, Connection, Sink, Target, TrackerRun
+from memlog.sink import ClientBackend, Connection, TrackerRun
 from memlog_trackio import environment
 from memlog_trackio.addresses import RunAddress, link_to, run_address
 
 
-class TrackioBackend:
+class TrackioBackend(ClientBackend):
     """Backend that finds the user's Trackio run and gathers the settings that a client needs to connect."""
 
-    name = "trackio"
-    requires = "trackio"
-    extra = "trackio"
-    in_process = False
+    name = requires = extra = "trackio"
+    sink = "memlog_trackio.sink:TrackioSink"
+    store = "memlog_trackio.store:TrackioStore"
 
     def __init__(self) -> None:
         # One pair, because each thread may have a run of its own.
@@ -44,10 +42,6 @@ class TrackioBackend:
             return None
         last: int | None = getattr(active, "_initial_last_step", None)
         return last
-
-    def may_go_on(self, run: TrackerRun) -> bool:  # noqa: ARG002 - so for every run
-        """Return False, because `last_step` knows each run's last step."""
-        return False
 
     def run_of(self, run_id: str, uri: str | None, name: str | None) -> TrackerRun | None:
         """Return the run ``run_id``; ``None`` if the run is not open here and ``uri`` names no project."""
@@ -76,25 +70,9 @@ class TrackioBackend:
         """
         importlib.import_module("gradio_client")
 
-    def open_sink(self, target: Target) -> Sink:
-        """Import trackio, and return a new sink.
-
-        Call this method only in a process of memlog's own. The method sets environment variables for trackio.
-        """
-        known = target.joined or target.opened or target.beside
-        half = self._import("sink", target.connection, known.uri if known else None)
-        sink: Sink = half.TrackioSink(target)
-        return sink
-
-    def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Call this method only in memlog's own processes."""
-        store: ArtifactStore = self._import("store", connection).TrackioStore(connection)
-        return store
-
-    @staticmethod
-    def _import(half: str, connection: Connection, uri: str | None = None) -> ModuleType:
-        environment.apply(connection, uri)
-        return importlib.import_module(f"memlog_trackio.{half}")
+    def apply(self, connection: Connection, run: TrackerRun | None = None) -> None:
+        """Set trackio's variables, with the folder of the run."""
+        environment.apply(connection, run.uri if run else None)
 
 
 def _open_run() -> Any:

@@ -9,16 +9,18 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from memlog._internal.connections import CredentialScope, secret_names
-from memlog.sink import Connection
+from memlog.sink import ClientVariables, Connection
 from memlog_trackio.addresses import in_folder, in_space, on_server, run_address
 
 DIR = "TRACKIO_DIR"
 WRITE_TOKEN = "TRACKIO_WRITE_TOKEN"  # noqa: S105 - a variable's name
 
 _SERVER, _SPACE = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID"
-_PREFIXES = ("TRACKIO_", "HF_", "HUGGINGFACE_")
-_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME"})
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+_VARIABLES = ClientVariables(
+    ("TRACKIO_", "HF_", "HUGGINGFACE_"),
+    frozenset({"XDG_CACHE_HOME"}),
+    always={"HF_HUB_DISABLE_TELEMETRY": "1"},  # the user did not start this process
+)
 _LOGIN = "~/.cache/huggingface/token"
 
 
@@ -28,7 +30,7 @@ def gathered(run: Any = None) -> dict[str, str]:
     Args:
         run: The user's open run. Its settings override the environment. ``None``: no run is open.
     """
-    found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
+    found = _VARIABLES.gathered()
     found[DIR] = str(folder())
     server = found.get(_SERVER, "")
     if given := parse_qs(urlsplit(server).query).get("write_token"):
@@ -78,12 +80,7 @@ def apply(connection: Connection, uri: str | None = None) -> None:
         connection: How the client connects.
         uri: Address of the run to write to; ``None``: a new run at the connection's address.
     """
-    os.environ.update(connection.environment)
+    _VARIABLES.apply(connection)
     known = run_address(uri or connection.uri or "").folder
     if known is not None:
         os.environ[DIR] = str(known)
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # the user did not start this process
-
-
-def _is_wanted(name: str) -> bool:
-    return name.startswith(_PREFIXES) or name in _NAMES or name.lower() in _PROXIES

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 from memlog._internal.connections import CredentialScope
-from memlog.sink import ArtifactStore, Connection, InProcessRun, Sink, Target, TrackerRun
+from memlog.sink import ClientBackend, Connection, InProcessRun, TrackerRun
 from memlog_wandb import environment
 from memlog_wandb.addresses import address_of, link_to
 from memlog_wandb.contents import axis_key
@@ -19,16 +17,16 @@ from memlog_wandb.in_process import WandbInProcessRun
 logger = logging.getLogger("memlog")
 
 
-class WandbBackend:
+class WandbBackend(ClientBackend):
     """Backend that finds the user's W&B run and writes to it from the training process.
 
     It also gathers the settings that a client needs to connect.
     """
 
-    name = "wandb"
-    requires = "wandb"
-    extra = "wandb"
+    name = requires = extra = "wandb"
     in_process = True
+    sink = "memlog_wandb.sink:WandbSink"
+    store = "memlog_wandb.store:WandbStore"
 
     def __init__(self) -> None:
         self._run: Any = None
@@ -110,28 +108,9 @@ class WandbBackend:
         """
         return environment.home()
 
-    def prepare(self) -> None:
-        """Import wandb. The import takes about 1 s. Like `open_sink`, this sets environment variables."""
-        self._import("sink", Connection())
-
-    def open_sink(self, target: Target) -> Sink:
-        """Import wandb, and return a new sink.
-
-        Call this method only in a process of memlog's own. The method sets environment variables for wandb.
-        """
-        sink: Sink = self._import("sink", target.connection).WandbSink(target)
-        return sink
-
-    def open_store(self, connection: Connection) -> ArtifactStore:
-        """Build the store that downloads artifacts. Call this method only in memlog's own processes."""
-        store: ArtifactStore = self._import("store", connection).WandbStore(connection)
-        return store
-
-    @staticmethod
-    def _import(half: str, connection: Connection) -> ModuleType:
-        # In this order: wandb reads some variables while it is imported.
+    def apply(self, connection: Connection, run: TrackerRun | None = None) -> None:  # noqa: ARG002 - the connection names the server
+        """Set W&B's variables, and keep its client quiet."""
         environment.apply(connection)
-        return importlib.import_module(f"memlog_wandb.{half}")
 
 
 def _current_run() -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memlog._internal.connections import CredentialScope, secret_names
-from memlog.sink import Connection
+from memlog.sink import ClientVariables, Connection
 from memlog_wandb.addresses import server_of
 
 BASE_URL = "WANDB_BASE_URL"
@@ -22,8 +22,6 @@ CONFIG_DIR = "WANDB_CONFIG_DIR"
 DEFAULT_SERVER = "https://api.wandb.ai"
 
 _PREFIX = "WANDB_"
-_NAMES = frozenset({"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NETRC"})
-_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 
 _NEVER = (
     "WANDB_SERVICE",  # the user's own connection to wandb's process: it ends with the user's process
@@ -44,6 +42,7 @@ _ALWAYS = {
     # No error reports: if the server can't be reached, they would delay the process's end by 10 s.
     "WANDB_ERROR_REPORTING": "false",
 }
+_VARIABLES = ClientVariables((_PREFIX,), frozenset({"NETRC"}), never=_NEVER, always=_ALWAYS)
 
 
 def gathered(settings: Any = None) -> dict[str, str]:
@@ -52,7 +51,7 @@ def gathered(settings: Any = None) -> dict[str, str]:
     Args:
         settings: Settings of the user's open run, which override the environment; ``None``: no run is open.
     """
-    found = {name: value for name, value in os.environ.items() if _is_wanted(name)}
+    found = _VARIABLES.gathered()
     for name, attribute in ((BASE_URL, "base_url"), (API_KEY, "api_key")):
         if value := getattr(settings, attribute, None):
             found[name] = str(value)
@@ -103,15 +102,6 @@ def apply(connection: Connection) -> None:
     from memlog._internal.connections import bound_answers  # noqa: PLC0415 - the training process needs no HTTP client
 
     bound_answers()
-    os.environ.update(connection.environment)
-    for name in _NEVER:
-        os.environ.pop(name, None)
-    os.environ.update(_ALWAYS)
+    _VARIABLES.apply(connection)
     if server := server_of(connection.uri):
         os.environ[BASE_URL] = server
-
-
-def _is_wanted(name: str) -> bool:
-    if name in _NEVER:
-        return False
-    return name.startswith(_PREFIX) or name in _NAMES or name.lower() in _PROXIES

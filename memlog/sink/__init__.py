@@ -11,6 +11,7 @@ An integration is a package of its own that registers one `Backend` under the en
 
 from __future__ import annotations
 
+from memlog.sink.client_backend import ClientBackend, ClientVariables
 from memlog.sink.protocols import (
     CLOSING_PARAMETERS,
     DISABLED,
@@ -56,6 +57,8 @@ __all__ = [
     "ArtifactStore",
     "Axis",
     "Backend",
+    "ClientBackend",
+    "ClientVariables",
     "Connection",
     "DescribingSink",
     "EndingBackend",
