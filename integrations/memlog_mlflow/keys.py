@@ -7,8 +7,9 @@ name must equal ``posixpath.normpath(name)``, and must not lead to a parent fold
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from memlog.sink import distinct_name
 
 ARTIFACTS = "memlog/artifacts"
 """Artifact path of memlog's files. There is one folder for each kind of file. Files keep their names."""
@@ -16,7 +17,6 @@ MAX_KEY = 250
 """Maximum number of characters of a key. A longer key is cut."""
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_\-. :/]")
-_DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
@@ -27,13 +27,7 @@ def safe_key(name: str) -> str:
     replaced, too, although MLflow accepts them. Each would take six bytes in JSON, and a request may have at
     most a million bytes.
     """
-    cleaned = _cleaned(name)
-    if name and cleaned == name and len(name) <= MAX_KEY:
-        return name
-    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
-    digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)
-    tail = f"-{digest.hexdigest()}"
-    return cleaned[: MAX_KEY - len(tail)] + tail
+    return distinct_name(name, _cleaned(name), MAX_KEY)
 
 
 def _cleaned(name: str) -> str:

@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunRefusedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
-from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog.sink import Point, Resolution, Target, TrackerRun, written
 from memlog_tensorboard.backend import MOVED_FILE, OWN_FILE, run_in
 from memlog_tensorboard.event_file import EventFile, Scalar
 from memlog_tensorboard.purges import file_to_follow
@@ -80,7 +79,7 @@ class TensorboardSink:
     def open(self) -> TrackerRun:
         """Find the user's folder, or make memlog's own."""
         self.probe()
-        with self._written():
+        with written("TensorBoard", self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         return run_in(self._folder)
 
@@ -141,7 +140,7 @@ class TensorboardSink:
 
     def _come_after_purges(self) -> None:
         """Rename memlog's file, so that the user's ``purge_step`` does not hide memlog's values."""
-        with self._written():
+        with written("TensorBoard", self._folder):
             if self._file.path.exists() and not self._file.path.name.endswith(self._moved_name):
                 last = file_to_follow(self._folder)
                 if last is not None:
@@ -155,18 +154,8 @@ class TensorboardSink:
 
     def _append(self, entries: Iterable[Scalar]) -> None:
         self.probe()
-        with self._written():
+        with written("TensorBoard", self._folder):
             self._file.append(entries)
-
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise TrackerUnavailableError(
-                f"TensorBoard's folder {self._folder} can't be written "
-                f"({error.strerror or error}): free its disk, or allow writing to it"
-            ) from error
 
     def _is_storable(self, point: Point) -> bool:
         if math.isfinite(point.value) and abs(point.value) > _LARGEST:

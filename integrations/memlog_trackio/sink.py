@@ -15,7 +15,7 @@ from trackio.utils import serialize_values
 
 from memlog.errors import TrackerRejectedError
 from memlog.events import Alert, Artifact, Status
-from memlog.sink import Point, Resolution, Target, TrackerRun
+from memlog.sink import Point, Resolution, Target, TrackerRun, distinct_name, valid_text
 from memlog_trackio.addresses import RunAddress, link_to, run_address
 from memlog_trackio.client import client_for, translated
 
@@ -79,7 +79,7 @@ class TrackioSink:
         """
         self._log(
             (
-                {_text(point.name): point.value},
+                {valid_text(point.name): point.value},
                 point.index,
                 point.time_us,
                 (point.name, point.axis, repr(point.value)),
@@ -90,7 +90,7 @@ class TrackioSink:
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Store parameters as a table."""
         rows = [
-            {"name": _text(name), "value": _text(value)}
+            {"name": valid_text(name), "value": valid_text(value)}
             for name, value in sorted(parameters.items())
         ]
         if rows:
@@ -102,8 +102,8 @@ class TrackioSink:
         entries = [
             {
                 **self._common,
-                "title": _text(alert.title),
-                "text": _text(alert.text or alert.rule),
+                "title": valid_text(alert.title),
+                "text": valid_text(alert.text or alert.rule),
                 "level": _LEVELS[alert.level],
                 "step": alert.step,
                 "timestamp": _iso(alert.time_us),
@@ -118,10 +118,11 @@ class TrackioSink:
         """Store a file as an output artifact of the run."""
         project = self._address.project or ""
         digest, size = self._client.store(project, file)
+        name = f"{self._run_id}-{artifact.kind}-{artifact.name}"
         self._client.commit(
             {
                 "project": project,
-                "name": _safe(f"{self._run_id}-{artifact.kind}-{artifact.name}"),
+                "name": distinct_name(name, _UNSAFE.sub("-", name)),
                 "type": artifact.kind,
                 "description": None,
                 "metadata": {METADATA: artifact.name, KIND: artifact.kind},
@@ -218,18 +219,6 @@ def _run_of(target: Target) -> tuple[str, RunAddress]:
     run_id = f"memlog-{target.id_with_beside}"
     project = target.project or beside.project or _PROJECT
     return run_id, RunAddress(location, project, target.name or run_id)
-
-
-def _safe(name: str) -> str:
-    """Return a name that Trackio accepts. If a character had to be replaced, the name ends with a digest."""
-    cleaned = _UNSAFE.sub("-", name)
-    digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
-    return cleaned if cleaned == name else f"{cleaned}-{digest}"
-
-
-def _text(text: str) -> str:
-    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
-    return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 def _iso(time_us: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from memlog.sink import distinct_name
 
 MAX_KEY = 250
 MAX_NAME = 128
@@ -15,7 +16,6 @@ _FOREIGN_IN_KEY = re.compile(r"[^A-Za-z0-9_\-./ ]")
 _FOREIGN_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED_TYPES = frozenset({"job", "run_table", "code"})
 _RESERVED_PREFIX = "wandb-"
-_DIGEST_BYTES = 5
 
 
 def safe_key(name: str) -> str:
@@ -26,12 +26,7 @@ def safe_key(name: str) -> str:
     keys that begin with ``_``.
     """
     cleaned = _FOREIGN_IN_KEY.sub("_", name)
-    if cleaned == name and name[:1].isalpha() and len(name) <= MAX_KEY:
-        return name
-    tail = f"-{_digest(name)}"
-    if not cleaned[:1].isalpha():
-        cleaned = f"m{cleaned}"
-    return cleaned[: MAX_KEY - len(tail)] + tail
+    return distinct_name(name, cleaned if cleaned[:1].isalpha() else f"m{cleaned}", MAX_KEY)
 
 
 def artifact_name(run_id: str, name: str) -> str:
@@ -52,15 +47,4 @@ def cut_title(title: str) -> str:
 
 
 def _safe_name(name: str) -> str:
-    made = _FOREIGN_IN_NAME.sub("_", name)
-    if made == name and len(name) <= MAX_NAME:
-        return name
-    tail = f"-{_digest(name)}"
-    return made[: MAX_NAME - len(tail)] + tail
-
-
-def _digest(name: str) -> str:
-    # A name from the user can contain a lone surrogate, which strict UTF-8 can't encode.
-    return hashlib.blake2s(
-        name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
-    ).hexdigest()
+    return distinct_name(name, _FOREIGN_IN_NAME.sub("_", name), MAX_NAME)

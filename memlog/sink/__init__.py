@@ -11,7 +11,13 @@ An integration is a package of its own that registers one `Backend` under the en
 
 from __future__ import annotations
 
-from memlog.sink.client_backend import ClientBackend, ClientVariables
+from memlog.sink.client_backend import (
+    ClientBackend,
+    ClientVariables,
+    distinct_name,
+    valid_text,
+    written,
+)
 from memlog.sink.protocols import (
     CLOSING_PARAMETERS,
     DISABLED,
@@ -75,9 +81,12 @@ __all__ = [
     "Target",
     "TrackerRun",
     "backends_to_look_in",
+    "distinct_name",
     "find_backends",
     "home_of",
     "is_installed",
     "load_backend",
+    "valid_text",
     "writes_in_process",
+    "written",
 ]

@@ -1,14 +1,16 @@
-"""Base class of backends whose sink uses a tracker's client, and the variables that configure the client."""
+"""Base class of backends whose sink uses a tracker's client, and what the sinks of such backends share."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from memlog.errors import TrackerRejectedError
+from memlog.errors import TrackerRejectedError, TrackerUnavailableError
 from memlog.sink.protocols import ArtifactStore, Connection, Sink, Target, TrackerRun
 
 _OF_CONNECTIONS = frozenset(
@@ -53,7 +55,7 @@ class ClientBackend:
 
     A subclass sets `name`, `requires`, `extra` and `sink`. It overrides the methods in which its tracker
     differs. Without that, the user can't open a run in the tracker, no run goes on after an earlier process,
-    and the tracker stores no files.
+    and memlog fetches no files from the tracker.
     """
 
     name: str
@@ -63,7 +65,7 @@ class ClientBackend:
     sink: ClassVar[str]
     """The sink's class as ``module:Class``. The class takes a `Target`."""
     store: ClassVar[str | None] = None
-    """Class of the artifact store, which takes a `Connection`; ``None``: the tracker stores no files."""
+    """Class of the artifact store, which takes a `Connection`; ``None``: there is none."""
     variables: ClassVar[ClientVariables] = ClientVariables()
 
     def active_run(self) -> TrackerRun | None:
@@ -106,15 +108,55 @@ class ClientBackend:
         """Return a new store of artifacts. Call this method only in memlog's own processes.
 
         Raises:
-            TrackerRejectedError: The tracker stores no files.
+            TrackerRejectedError: There is no store.
         """
         if self.store is None:
             raise TrackerRejectedError(
-                f"{self.name} stores no files: leave out --backend to copy them from the run's own folder"
+                f"memlog fetches no files from {self.name}: leave out --backend to copy them from the run's "
+                "own folder"
             )
         self.apply(connection)
         store: ArtifactStore = _loaded(self.store)(connection)
         return store
+
+
+def distinct_name(name: str, cleaned: str, longest: int | None = None) -> str:
+    """Return a name that a tracker accepts. Two names stay two.
+
+    Args:
+        name: The name itself.
+        cleaned: The name without what the tracker refuses. If this differs from the name, or is too long, a
+            digest of the name follows.
+        longest: Maximum number of characters; ``None``: no limit.
+    """
+    if name and cleaned == name and (longest is None or len(name) <= longest):
+        return name
+    import hashlib  # noqa: PLC0415 - 3 ms of `import memlog`, and only the helper process needs it
+
+    digest = hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+    kept = cleaned if longest is None else cleaned[: longest - len(digest) - 1]
+    return f"{kept}-{digest}"
+
+
+def valid_text(text: object) -> str:
+    """Return a text that UTF-8 can encode: a user's text may contain a lone surrogate."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+@contextmanager
+def written(tracker: str, folder: Path) -> Iterator[None]:
+    """Translate the errors of a block that writes files of a tracker.
+
+    Raises:
+        TrackerUnavailableError: the folder can't be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TrackerUnavailableError(
+            f"{tracker}'s folder {folder} can't be written ({error.strerror or error}): free its disk, or "
+            "allow writing to it"
+        ) from error
 
 
 def _loaded(path: str) -> Any:
