@@ -1,0 +1,23 @@
+"""Backend for OpenTelemetry's protocol. The training process imports this module."""
+
+from __future__ import annotations
+
+from memlog._internal.distributed import described
+from memlog.sink import ClientBackend, ClientVariables, Connection
+
+RANK = "MEMLOG_RANK"
+"""Variable that tells memlog's helper process the training process's rank."""
+
+
+class OtlpBackend(ClientBackend):
+    """Backend that exports metrics to the endpoint that OpenTelemetry's environment variables name."""
+
+    name = extra = "otlp"
+    requires = "opentelemetry.exporter.otlp.proto.http"
+    sink = "memlog_otlp.sink:OtlpSink"
+    variables = ClientVariables(("OTEL_",))
+
+    def connection(self) -> Connection:
+        """Return OpenTelemetry's variables that are set in this process, and the process's rank."""
+        rank = {RANK: described().get("rank", "0")}
+        return Connection(environment={**self.variables.gathered(), **rank})
