@@ -49,7 +49,8 @@ def test_importing_and_asking_any_backend_loads_no_client(tmp_path: Path) -> Non
         "found = find_backends()\n"
         "runs = {name: backend.active_run() for name, backend in found.items()}\n"
         "uri = found['mlflow'].connection().uri\n"
-        "clients = {'mlflow', 'numpy', 'opentelemetry.sdk', 'swanlab', 'tensorboard', 'trackio', 'wandb'}\n"
+        "clients = {'mlflow', 'numpy', 'opentelemetry.sdk', 'prometheus_client', 'swanlab'}\n"
+        "clients |= {'tensorboard', 'trackio', 'wandb'}\n"
         "clients &= set(sys.modules)\n"
         "print(json.dumps([runs, uri, sorted(clients)]))"
     )
@@ -61,7 +62,7 @@ def test_importing_and_asking_any_backend_loads_no_client(tmp_path: Path) -> Non
         text=True,
         check=True,
     )
-    backends = ("mlflow", "otlp", "swanlab", "tensorboard", "trackio", "wandb")
+    backends = ("mlflow", "otlp", "prometheus", "swanlab", "tensorboard", "trackio", "wandb")
     assert json.loads(done.stdout) == [dict.fromkeys(backends), None, []]
 
 
