@@ -21,7 +21,12 @@ _CONFIG_NAMES = {
 """Key in a configuration, by argument; ``None`` if there is no key. Other keys are the arguments' names."""
 _FIELDS = {"backend": "backends", "dir": "directory"}
 _OLD_KEYS = {"enabled": "enable_memory_monitoring", "verbose_batches": "memory_monitor_batches"}
-_ENVIRONMENT = {"backend": "MEMLOG_BACKEND", "dir": "MEMLOG_DIR", "enabled": "MEMLOG_ENABLED"}
+_ENVIRONMENT = {
+    "backend": "MEMLOG_BACKEND",
+    "dir": "MEMLOG_DIR",
+    "enabled": "MEMLOG_ENABLED",
+    "alert_webhook": "MEMLOG_ALERT_WEBHOOK",
+}
 
 
 class Setting(NamedTuple):

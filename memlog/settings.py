@@ -5,7 +5,9 @@ the environment, the defaults. No other module reads these environment variables
 
 * ``MEMLOG_DIR``: folder for runs (default ``./memlog_runs``);
 * ``MEMLOG_BACKEND``: backends, separated by commas, used if ``init`` names none;
-* ``MEMLOG_ENABLED``: ``0`` switches monitoring off, even if ``init`` switches it on.
+* ``MEMLOG_ENABLED``: ``0`` switches monitoring off, even if ``init`` switches it on;
+* ``MEMLOG_ALERT_WEBHOOK``: address to which alerts are posted, if ``init`` names none. The address is a
+  credential, so it is no part of `Settings`, which may be written to a file.
 
 ``memlog run`` passes its options to the child process in a variable of its own
 (`memlog._internal.current_session`).
@@ -14,6 +16,7 @@ the environment, the defaults. No other module reads these environment variables
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +38,9 @@ _OWN_SECTION = "memlog"
 _SECTIONS = (_OWN_SECTION, "trainer_params")
 """Sections of a larger configuration that may contain memlog's keys."""
 
-_NOT_DESCRIBED = {"directory", "backends", "project", "name", "quiet"}
+WEBHOOK, WEBHOOK_KEY = "MEMLOG_ALERT_WEBHOOK", "MEMLOG_ALERT_WEBHOOK_KEY"
+"""Variables with the webhook's address, and the key with which requests to it are signed."""
+_NOT_DESCRIBED = {"directory", "backends", "project", "name", "quiet", "alert_webhook"}
 """Settings that `Settings.described` leaves out.
 
 The run's first event has fields for some of them. The others do not change the recorded data.
@@ -50,6 +55,7 @@ _MAX_RULES_LENGTH = 20_000
 _NAMES = f"text of at most {LONGEST_NAME:,} valid Unicode characters"
 _RULES = f"rules of at most {_MAX_RULES_LENGTH:,} valid Unicode characters in all"
 _SHOWN = 100
+_ADDRESS = re.compile(r"https?://[^\s/@]+(?:/[!-~]*)?")
 LONGEST_WAIT = 1e6
 """Maximum value, in seconds, of a setting for a waiting time: about twelve days."""
 
@@ -63,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         name: The run's name; ``None``: the tracker chooses one.
         every: Number of steps from one batch event to the next; 1 publishes an event at each step.
         alerts: Rules as text; `memlog.alerts.rules` parses them.
+        alert_webhook: True if alerts are posted to a webhook. In ``config``, the webhook's address.
         directory: Folder that contains the runs' folders.
         enabled: If ``False``, memlog installs nothing and records nothing.
         initial_step: Number of the first step, for resumed training.
@@ -88,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str | None = None
     every: int = 1
     alerts: tuple[str, ...] = ()
+    alert_webhook: bool = False
     directory: str = str(DEFAULT_DIRECTORY)
     enabled: bool = True
     initial_step: int = 0
@@ -194,6 +202,7 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
     values["directory"] = _directory(values.get("directory"))
     if "alerts" in values:
         values["alerts"] = _rules(values["alerts"])
+    values["alert_webhook"] = _take_webhook(values.get("alert_webhook"))
     if not values.get("backends"):
         values["backends"] = launcher.get("backends", environment_backends())
     if not enabled_by_environment():
@@ -206,6 +215,31 @@ def resolve(arguments: Mapping[str, Any], config: Mapping[str, Any] | None = Non
         if isinstance(error.__cause__, ConfigurationError):
             raise error.__cause__ from None  # memlog's own error, which msgspec wrapped
         raise ConfigurationError(f"a setting has the wrong type: {error}") from error
+
+
+_webhook: str | None = None
+
+
+def webhook_address() -> str | None:
+    """Return the address to which alerts are posted: that of the last `resolve`, or the environment's."""
+    return _webhook or os.environ.get(WEBHOOK) or None
+
+
+def _take_webhook(given: Any) -> bool:
+    """Keep the webhook's address in memory; return whether there is one."""
+    global _webhook  # noqa: PLW0603 - in memory only, and no part of the settings
+    _webhook = None
+    address = given or os.environ.get(WEBHOOK)
+    if not address:
+        return False
+    if not (isinstance(address, str) and _ADDRESS.fullmatch(address)):
+        # The message leaves out the address, because whoever knows it can post to it.
+        raise ConfigurationError(
+            f"alert_webhook (or {WEBHOOK}) is no address: pass that of a webhook, such as "
+            "https://example.com/hook"
+        )
+    _webhook = address
+    return True
 
 
 def environment_backends() -> tuple[str, ...]:

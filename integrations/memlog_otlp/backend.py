@@ -13,6 +13,7 @@ class OtlpBackend(ClientBackend):
     """Backend that exports metrics to the endpoint that OpenTelemetry's environment variables name."""
 
     name = extra = "otlp"
+    joins = False
     requires = "opentelemetry.exporter.otlp.proto.http"
     sink = "memlog_otlp.sink:OtlpSink"
     variables = ClientVariables(("OTEL_",))

@@ -15,6 +15,7 @@ class PrometheusBackend(ClientBackend):
     """Backend that serves metrics where OpenTelemetry's variables for Prometheus say."""
 
     name = extra = "prometheus"
+    joins = False
     requires = "prometheus_client"
     sink = "memlog_prometheus.sink:PrometheusSink"
     variables = ClientVariables(("OTEL_EXPORTER_PROMETHEUS_",))

@@ -16,7 +16,7 @@ from memlog.cli.completion import complete_backends, complete_files
 from memlog.cli.output import dir_option
 from memlog.errors import ConfigurationError, UnwritableDirectoryError
 from memlog.launch.command import environment, execute
-from memlog.settings import Settings, enabled_by_environment, resolve
+from memlog.settings import WEBHOOK, Settings, enabled_by_environment, resolve
 from memlog.sink import LOCAL, load_backend
 
 
@@ -38,6 +38,12 @@ from memlog.sink import LOCAL, load_backend
     metavar="RULE",
     multiple=True,
     help='Alert rule, such as "host.rss > 80%" or "device.allocated > 30 GiB"; may be repeated.',
+)
+@click.option(
+    "--alert-webhook",
+    metavar="ADDRESS",
+    help="Post each alert to this address as JSON, or in Slack's form. Better: set MEMLOG_ALERT_WEBHOOK, "
+    "because other users can see the arguments of a process.",
 )
 @click.option("--project", help="The tracker's project for a run that memlog opens.")
 @click.option("--name", help="That run's name.")
@@ -98,7 +104,9 @@ def run(directory: Path | None, command: tuple[str, ...], **given: Any) -> NoRet
     _check(settings)
     if not enabled_by_environment():
         execute(command, os.environ)
-    execute(command, environment(_launch(settings), os.environ))
+    # In the environment, because the launch's options may be shown.
+    webhook = {WEBHOOK: given["alert_webhook"]} if given["alert_webhook"] else {}
+    execute(command, {**environment(_launch(settings), os.environ), **webhook})
 
 
 def _launch(settings: Settings) -> Launch:

@@ -31,6 +31,7 @@ from memlog.journal.runs import LATEST
 from memlog.reports import Summary, encode, summarize
 from memlog.reports.schema import SCHEMA, Delivery
 from memlog.settings import LONGEST_NAME, runs_directory
+from memlog.sink import WEBHOOK
 
 _ROOMY = 110
 """If a terminal has at least this many characters in a line, the table's column of names is wide. In a
@@ -172,7 +173,9 @@ def _size(size: int | None) -> str:
 
 def _states(console: Console, line: RunLine) -> Iterator[str]:
     for backend, delivery in line.delivered.items():
-        if delivery.stage == "done":
+        if backend == WEBHOOK:  # it gets alerts only
+            yield f"{backend} {delivery.stage}"
+        elif delivery.stage == "done":
             yield f"{backend} {delivery.points:,} {sign(console, '✓', 'done')}"
         elif delivery.stage == "delivering":
             yield f"{backend} {delivery.points:,} {sign(console, '…', 'so far')}"

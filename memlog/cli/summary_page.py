@@ -44,7 +44,7 @@ from memlog.reports.schema import (
     Summary,
     TracedFacts,
 )
-from memlog.sink import Axis
+from memlog.sink import WEBHOOK, Axis
 
 _AXES: tuple[Axis, ...] = ("step", "evaluation", "epoch")
 _SOURCES: dict[PeakSource | None, str] = {
@@ -469,7 +469,9 @@ def trackers(console: Console, summary: Summary, *, short: bool = False) -> dict
 
 
 def _delivery(console: Console, name: str, delivery: Delivery, shown: int) -> Text:
-    text = Text(f"{delivery.points:,} points")
+    # A webhook gets alerts only, and has no runs.
+    runs = [] if name == WEBHOOK else delivery.runs
+    text = Text("alerts" if name == WEBHOOK else f"{delivery.points:,} points")
     if delivery.stage != "done":
         text = text.append(" delivered") if delivery.points else Text("nothing delivered")
         text.append(", ").append(delivery.stage, _STAGES.get(delivery.stage, ""))
@@ -477,7 +479,7 @@ def _delivery(console: Console, name: str, delivery: Delivery, shown: int) -> Te
         text.append(" ").append(sign(console, "✓", "done"), _STAGES["done"])
     if delivery.problem:
         text.append(": ").append(plain(delivery.problem))
-    for run in delivery.runs[:shown]:
+    for run in runs[:shown]:
         kind = "own run" if run.own else "run"
         title = f" {run.name!r}" if run.name else ""
         text.append(f"\n{kind} ").append(plain(f"{run.id}{title}{place_of(name, run.uri)}"))
@@ -485,7 +487,7 @@ def _delivery(console: Console, name: str, delivery: Delivery, shown: int) -> Te
             text.append(f"; its step 0 is step {run.offset:,} here")
         elif run.offset < 0:
             text.append(f"; step 0 here is its step {-run.offset:,}")
-    if len(delivery.runs) > shown:
-        more = len(delivery.runs) - shown
+    if len(runs) > shown:
+        more = len(runs) - shown
         text.append("\nand 1 more run" if more == 1 else f"\nand {more:,} more runs")
     return text

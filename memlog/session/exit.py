@@ -21,7 +21,7 @@ from memlog.journal import Binding, RunDirectory
 from memlog.journal.delivery_state import UploadState, read_states
 from memlog.journal.run_names import tracker_runs
 from memlog.oom.errors import exiting
-from memlog.sink import LOCAL
+from memlog.sink import LOCAL, WEBHOOK
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.client import Outcome
@@ -212,6 +212,7 @@ def _links(run: RunDirectory, *, has_data: bool) -> list[str]:
     If memlog's run has no data, the command is left out.
     """
     runs = tracker_runs(run) if run.path.exists() else {}
+    runs.pop(WEBHOOK, None)
     if runs:
         return [described(*each) for each in runs.items()]
     return [f"run {run.id}: `{run.command('show')}`"] if has_data and run.path.exists() else []

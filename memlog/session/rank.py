@@ -63,7 +63,7 @@ class SessionRank:
         if position is None or position.rank == 0:
             return wanted
         name = None if wanted.name is None else f"{wanted.name} rank {position.rank}"
-        return msgspec.structs.replace(wanted, backends=(), name=name)
+        return msgspec.structs.replace(wanted, backends=(), name=name, alert_webhook=False)
 
     def begin(self, run: RunDirectory, begun_us: int, tell: Callable[[Message], object]) -> None:
         """Register the run if its rank is known. ``tell`` sends a message to the helper process."""

@@ -31,7 +31,14 @@ from memlog.session.rank import SessionRank
 from memlog.session.run_delivery import RunDelivery
 from memlog.session.unmarked_phases import UnmarkedPhases
 from memlog.settings import Settings
-from memlog.sink import Backend, Sink, backends_to_look_in, writes_in_process
+from memlog.sink import (
+    WEBHOOK,
+    Backend,
+    Sink,
+    backends_to_look_in,
+    load_backend,
+    writes_in_process,
+)
 
 if TYPE_CHECKING:
     from memlog.delivery.helper.alert_pipe import AlertListener
@@ -80,6 +87,8 @@ class RecordingParts:
         self._scheduler: StepScheduler | None = None
         with ExitStack() as undo:
             backends = backends_to_look_in(settings.backends)
+            if self._settings.alert_webhook:
+                backends[WEBHOOK] = load_backend(WEBHOOK)
             self._begin(backends, sinks, model, on_in_process, undo)
             self._messages.begun()
             self._undo = undo.pop_all()

@@ -157,7 +157,8 @@ class RunDelivery:
 
     @property
     def _has_trackers(self) -> bool:
-        return bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
+        named = bool(set(self._settings.backends) - {LOCAL} or self._journal.bindings)
+        return named or self._settings.alert_webhook
 
     def send_end(self, end: End, health: Health, timeout: float) -> Outcome:
         """Send the helper process the end of the run, and wait at most ``timeout`` seconds for delivery."""

@@ -287,6 +287,7 @@ def init(
     every: int = 1,
     alerts: str | Sequence[str] = (),
     on_alert: AlertCallback | None = None,
+    alert_webhook: str | None = None,
     dir: str | os.PathLike[str] | None = None,  # noqa: A002 - the trackers' own name for it
     config: Mapping[str, Any] | None = None,
     enabled: bool = True,
@@ -301,9 +302,10 @@ def init(
     helper process communicates with the trackers.
 
     Args:
-        backend: ``"mlflow"``, ``"wandb"``, ``"tensorboard"``, ``"trackio"``, ``"local"``
-            (the journal only), a `Sink` of your own, or several of these. ``None``: join the runs that
-            you open in any installed tracker. The journal is written in every case.
+        backend: ``"mlflow"``, ``"wandb"``, ``"tensorboard"``, ``"trackio"``, ``"swanlab"``, ``"otlp"``,
+            ``"prometheus"``, ``"local"`` (the journal only), a `Sink` of your own, or several of these.
+            ``None``: join the runs that you open in any installed tracker. The journal is written in every
+            case.
         project: Experiment or project in the tracker, for a run that memlog opens; ``None``: the tracker's
             default.
         name: Name of memlog's run, and of a run that memlog opens in a tracker.
@@ -319,6 +321,9 @@ def init(
             during the call ends an ordinary loop as usual. If Ctrl-C comes inside `watch_loss`, memlog prints
             a message and does not raise the interruption, because some optimisers hang on an exception in
             their loss.
+        alert_webhook: Address to which the helper process posts each alert, as JSON; ``None``:
+            ``$MEMLOG_ALERT_WEBHOOK``, or no webhook. Requests are signed with ``$MEMLOG_ALERT_WEBHOOK_KEY``.
+            memlog writes neither to a file.
         dir: Folder for runs; ``None``: ``$MEMLOG_DIR`` or ``./memlog_runs``.
         config: Settings as a plain mapping. The keys are the fields of `memlog.settings.Settings`,
             ``backend``, ``dir``, or the keys of the monitors that memlog replaces
@@ -356,6 +361,7 @@ def init(
         "name": name,
         "every": every,
         "alerts": tuple(alerts) if isinstance(alerts, list) else alerts,
+        "alert_webhook": alert_webhook,
         "directory": dir,
         "enabled": enabled,
         "initial_step": initial_step,

@@ -24,6 +24,7 @@ from memlog.sink.protocols import (
     LOCAL,
     OFFLINE,
     STEP_PREFIX,
+    WEBHOOK,
     ArtifactStore,
     Axis,
     Backend,
@@ -50,6 +51,7 @@ from memlog.sink.search import (
     find_backends,
     home_of,
     is_installed,
+    joins,
     load_backend,
 )
 
@@ -60,6 +62,7 @@ __all__ = [
     "LOCAL",
     "OFFLINE",
     "STEP_PREFIX",
+    "WEBHOOK",
     "ArtifactStore",
     "Axis",
     "Backend",
@@ -85,6 +88,7 @@ __all__ = [
     "find_backends",
     "home_of",
     "is_installed",
+    "joins",
     "load_backend",
     "valid_text",
     "writes_in_process",

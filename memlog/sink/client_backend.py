@@ -62,6 +62,8 @@ class ClientBackend:
     requires: str
     extra: str
     in_process: bool = False
+    joins: ClassVar[bool] = True
+    """False if the user can't open a run in the tracker: memlog then looks for none, and waits for none."""
     sink: ClassVar[str]
     """The sink's class as ``module:Class``. The class takes a `Target`."""
     store: ClassVar[str | None] = None

@@ -12,6 +12,8 @@ from memlog.events import Alert, Artifact, Status
 
 LOCAL = "local"
 """Name of the built-in backend: the journal itself. It needs no sink."""
+WEBHOOK = "webhook"
+"""Name of the backend that gets alerts only. Its sink has an attribute ``takes_points``, which is False."""
 
 OFFLINE = "offline:"
 """Prefix of a run's address, if the tracker's client has written the run to a folder for a later upload. The

@@ -55,7 +55,8 @@ def find_backends() -> dict[str, Backend]:
 def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
     """Return the backends in which to search for a user's run.
 
-    These are the backends of the given names, or all installed ones if ``names`` is empty.
+    These are the backends of the given names. If ``names`` is empty, they are all installed ones in whose
+    trackers a user can open a run.
 
     Raises:
         UnknownBackendError: No installed package registers one of the names.
@@ -63,7 +64,12 @@ def backends_to_look_in(names: Sequence[str]) -> dict[str, Backend]:
     """
     if names:
         return {name: load_backend(name) for name in names if name != LOCAL}
-    return find_backends()
+    return {name: backend for name, backend in find_backends().items() if joins(backend)}
+
+
+def joins(backend: Backend) -> bool:
+    """Return the backend's ``joins`` (`ClientBackend.joins`), or True if it has no such attribute."""
+    return bool(getattr(backend, "joins", True))
 
 
 def load_backend(name: str) -> Backend:

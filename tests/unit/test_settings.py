@@ -141,7 +141,7 @@ def test_only_changed_settings_are_recorded() -> None:
     [
         ({"evry": 5}, "did you mean 'every'"),
         ({"sample_intervall": 1}, "did you mean 'sample_interval'"),
-        ({"zzz": 1}, "known keys are alerts, backend, backends"),
+        ({"zzz": 1}, "known keys are alert_webhook, alerts, backend, backends"),
         (5, "pass a mapping"),
     ],
 )

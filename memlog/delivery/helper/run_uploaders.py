@@ -12,7 +12,15 @@ from memlog.delivery.helper.training_process import StopTime
 from memlog.events import End
 from memlog.journal import RunDirectory
 from memlog.settings import Settings
-from memlog.sink import LOCAL, Backend, find_backends, load_backend, writes_in_process
+from memlog.sink import (
+    LOCAL,
+    WEBHOOK,
+    Backend,
+    find_backends,
+    joins,
+    load_backend,
+    writes_in_process,
+)
 
 if TYPE_CHECKING:
     from memlog.delivery.uploader.retrying_worker import UploadWorker
@@ -35,7 +43,7 @@ class RunUploaders:
 
     def __bool__(self) -> bool:
         """Return whether the run is delivered to a tracker."""
-        return self._delivers and bool(self._workers)
+        return self._delivers and bool(self._workers.keys() - {WEBHOOK})
 
     def start_named(self) -> None:
         """Start an uploader for each tracker that the settings name."""
@@ -109,6 +117,7 @@ class RunUploaders:
             project=self._settings.project,
             name=self._settings.name,
             begun_us=self._begun_us,
+            may_open_own=not joins(backend),
             claim=claims_while_in_process if writes_in_process(backend) else None,
         )
         # The client takes seconds to import. A backend that the settings name will need it, unless the

@@ -51,6 +51,8 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
         sink.probe()
     except TrackerRejectedError as error:
         raise RunRefusedError(str(error)) from error
+    if not getattr(sink, "takes_points", True):
+        cursor.pending, cursor.parameters = [], []
     tally: Counter[str] = Counter()
     tally.subtract(sink.dropped)
     for parameters in cursor.parameters:

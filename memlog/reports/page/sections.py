@@ -31,6 +31,7 @@ from memlog.reports.page.facts import UNLISTED, RunSeries, run_series
 from memlog.reports.postmortem import survived
 from memlog.reports.schema import Delivery, FindingFacts, Summary, TracedFacts
 from memlog.reports.summary import summarize
+from memlog.sink import WEBHOOK
 
 _TABLE_ROWS = 20
 _HELPS = "\n## What would help\n"
@@ -451,7 +452,7 @@ def health(summary: Summary) -> Element:
         "errors in memlog": _counted(known.faults),
         "time taken from training": known.overhead_text,
         "time for traced steps": _tracing(summary),
-        **{f"sent to {name}": _delivered(one) for name, one in known.delivered.items()},
+        **{f"sent to {name}": _delivered(name, one) for name, one in known.delivered.items()},
         **{f"rule {rule}": f"never judged: {why}" for rule, why in known.unjudged.items()},
     }
     return section("health", "memlog's own health", _facts(facts))
@@ -467,9 +468,10 @@ def _tracing(summary: Summary) -> str | None:
     return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
 
 
-def _delivered(one: Delivery) -> str:
+def _delivered(name: str, one: Delivery) -> str:
     problem = f": {one.problem}" if one.problem else ""
-    return f"{one.points:,} points when this report was made ({one.stage}){problem}"
+    what = "alerts" if name == WEBHOOK else f"{one.points:,} points"
+    return f"{what} when this report was made ({one.stage}){problem}"
 
 
 _MAX_RANKS = 64

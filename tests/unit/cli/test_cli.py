@@ -33,7 +33,8 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "open": "what --no-browser --port --dir",
         "pull": "run --backend --kind -o --output --force --trust-address --dir",
         "report": "runs -o --output --dir",
-        "run": "--backend --alert --project --name --every --layers --budget --quiet --dir command",
+        "run": "--backend --alert --alert-webhook --project --name --every --layers --budget --quiet --dir "
+        "command",
         "runs": "--json --dir",
         "show": "run --all --brief --json --dir",
         "sync": "run --to --timeout --own-run --trust-address --dir",

@@ -60,7 +60,7 @@ def test_commands_options_runs_and_backends_are_completed(shell: str) -> None:
     ]
     for command in ("compare aaaa2222", "report", "advise", "pull", "sync", "watch"):
         assert values(shell, f"memlog {command} qui") == ["quiet-bear"]
-    assert values(shell, "memlog sync bbbb3333 --to w") == ["wandb"]
+    assert values(shell, "memlog sync bbbb3333 --to w") == ["wandb", "webhook"]
     assert "quiet-bear" in values(shell, "memlog open q")
     assert values(shell, "memlog completion z") == ["zsh"]
 

@@ -62,7 +62,16 @@ def test_importing_and_asking_any_backend_loads_no_client(tmp_path: Path) -> Non
         text=True,
         check=True,
     )
-    backends = ("mlflow", "otlp", "prometheus", "swanlab", "tensorboard", "trackio", "wandb")
+    backends = (
+        "mlflow",
+        "otlp",
+        "prometheus",
+        "swanlab",
+        "tensorboard",
+        "trackio",
+        "wandb",
+        "webhook",
+    )
     assert json.loads(done.stdout) == [dict.fromkeys(backends), None, []]
 
 
