@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,13 @@ class SwanlabBackend(ClientBackend):
         seen, found = self._seen
         if run is not seen:
             settings = run._ctx.config.settings  # noqa: SLF001 - the public properties lack the project
-            address = DISABLED
+            address, link = DISABLED, None
             if settings.mode != "disabled":
                 project = settings.project
                 address = address_of(settings.log_dir, project.name, project.workspace)
-            found = TrackerRun(run.id, address, run.name)
+                folder = shlex.quote(str(settings.log_dir.absolute()))
+                link = f"swanlab sync --id {run.id} {folder}/run-*-{run.id}-*"  # memlog's folder
+            found = TrackerRun(run.id, address, run.name, link)
             self._seen = run, found
         return found
 

@@ -66,10 +66,13 @@ def points(count: int) -> list[Point]:
 
 
 def test_memory_is_beside_the_users_values_under_the_same_id(tmp_path: Path) -> None:
-    printed = child.run(JOINED, tmp_path)
+    printed, errors = child.start(JOINED, tmp_path).communicate(timeout=240)
     (run_id,) = [line.split()[1] for line in printed.splitlines() if line.startswith("id ")]
     users, own = sorted(tmp_path.glob("swanlog/run-*"), key=lambda folder: len(folder.name))
     assert steps_of(records_in(users), "loss") == list(range(20))
+    (upload,) = [line for line in errors.splitlines() if "memlog: swanlab run" in line]
+    assert f"`swanlab sync --id {run_id} {tmp_path}/swanlog/run-*-{run_id}-*`" in upload
+    assert list(tmp_path.glob(f"swanlog/run-*-{run_id}-*")) == [own]
     records = records_in(own)
     start = records[0].start
     assert (start.id, start.project, start.workspace) == (run_id, "mine", "team")
