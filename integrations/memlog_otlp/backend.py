@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlog._internal.distributed import described
+from memlog._internal.processes import described
 from memlog.sink import ClientBackend, ClientVariables, Connection
 
 RANK = "MEMLOG_RANK"

@@ -6,7 +6,7 @@ with the sink that `backend.open_sink` returns.
 
 from __future__ import annotations
 
-from memlog._internal.distributed import described
+from memlog._internal.processes import described
 from memlog.sink import ClientBackend, ClientVariables, Connection
 from memlog_otlp.backend import RANK
 
