@@ -80,6 +80,8 @@ def source_name(file: str) -> str:
 MIB = 1024**2
 
 _MINUTE = 60
+_SMALL = 100
+"""Least number that is shown with one decimal. Smaller numbers are shown with four significant digits."""
 _HOUR = 60 * _MINUTE
 _STEP = 1024.0
 _SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -112,3 +114,8 @@ def format_duration(seconds: float | None) -> str:
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE} s"
     return f"{whole // _HOUR:,} h {whole % _HOUR // _MINUTE} min"
+
+
+def format_number(value: float) -> str:
+    """Return a number as text: ``"1,234.5"``, ``"0.00412"``, ``"2"``."""
+    return f"{value:,.1f}" if abs(value) >= _SMALL else f"{value:.4g}"

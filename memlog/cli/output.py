@@ -43,8 +43,6 @@ LEVEL_STYLES = {"info": "cyan", "warning": "yellow", "error": "red"}
 _CONTROLS = lazy_pattern("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _PIPE_WIDTH = 100_000
 """Columns of the output in a pipe. Programs read this output, so memlog must not wrap or cut a line."""
-_SMALL = 100
-"""Least number that is shown with one decimal. Smaller numbers are shown with four significant digits."""
 
 
 @contextmanager
@@ -96,11 +94,6 @@ def saving_table(console: Console, costs: Iterable[SavingCost]) -> Table:
     return made
 
 
-def number(value: float) -> str:
-    """Return a number as text: ``"1,234.5"``, ``"0.00412"``, ``"2"``."""
-    return f"{value:,.1f}" if abs(value) >= _SMALL else f"{value:.4g}"
-
-
 def plain(text: object, style: str = "") -> Text:
     """Return text without control characters, so that a journal from elsewhere can't control the terminal."""
     return Text(one_line(str(text)), style)
@@ -142,7 +135,7 @@ def local_time(iso: str | None) -> str:
 
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
-"""A run's id, its name or id in a tracker, the unique beginning of its id, or ``latest``."""
+"""A run's id, its name or id in a tracker, the unique beginning of its id, its folder, or ``latest``."""
 
 dir_option = click.option(
     "--dir",

@@ -12,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from memlog._internal.diagnostics import REPORT_STEPS
-from memlog._internal.terminal import format_bytes, format_duration
+from memlog._internal.terminal import format_bytes, format_duration, format_number
 from memlog.cli.addresses import place_of
 from memlog.cli.output import (
     LEVEL_STYLES,
     STATUS_STYLES,
     local_time,
-    number,
     plain,
     saving_table,
     sign,
@@ -278,7 +277,13 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
     # The user's metrics stand above memlog's metrics of itself.
     for name, metric in sorted(metrics.items(), key=lambda item: item[0].startswith("memlog/")):
         unit = _UNITS.get(name.rpartition("_")[2], "")
-        made.add_row(plain(name), unit, number(metric.last), number(metric.min), number(metric.max))
+        made.add_row(
+            plain(name),
+            unit,
+            format_number(metric.last),
+            format_number(metric.min),
+            format_number(metric.max),
+        )
     return made
 
 

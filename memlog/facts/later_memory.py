@@ -534,7 +534,7 @@ def _range_of_peak(
     share, rounded = error
     most = share * (max(peaks) - min(peaks))
     line, curve = (_fitted(points, degree, float(size)) for degree in (1, 2))
-    bound = _quantiles(curve.free)[1]
+    bound = student_quantiles(curve.free)[1]
     if abs(curve.curvature) > bound and line.error > rounded:
         if curve.curvature < 0 or curve.error > most:
             return None
@@ -549,7 +549,7 @@ def _range_of_peak(
     return _Range(line.low, max(line.middle, curve.middle), high, line.error, kind)
 
 
-def _quantiles(free: int) -> tuple[float, float]:
+def student_quantiles(free: int) -> tuple[float, float]:
     """Return the quantiles of Student's t distribution, of at most so many degrees of freedom."""
     return next((inner, outer) for at, inner, outer in reversed(_QUANTILES) if at <= free)
 
@@ -578,7 +578,7 @@ def _fitted(points: Sequence[tuple[float, float]], degree: int, size: float) -> 
     deviation = max(sqrt(_dot(rests, rests) / free), 512.0)
     spread = sum(new**2 / _dot(column, column) for new, column in zip(news, columns, strict=True))
     middle = sum(factor * new for factor, new in zip(factors, news, strict=True))
-    error = _quantiles(free)[0] * deviation * sqrt(1 + spread)
+    error = student_quantiles(free)[0] * deviation * sqrt(1 + spread)
     norm = sqrt(_dot(columns[-1], columns[-1]))
     return _Fit(
         middle - error,

@@ -17,6 +17,7 @@ from memlog._internal.safe_files import read_plain, replacing
 from memlog.events import Batch
 from memlog.journal import JournalFile, Position, RunDirectory
 from memlog.journal.format import START, UNDECODABLE
+from memlog.journal.reader import segments_in
 from memlog.journal.runs import LATEST
 
 _FILE = "rank.json"
@@ -249,14 +250,18 @@ def _end_of(run: RunDirectory) -> int:
 
 
 def find_named_run(root: Path, name: str) -> RunDirectory:
-    """Return the run that a user names, as `memlog.journal.find_run` does.
+    """Return the run that a user names, as `memlog.journal.find_run` does, or whose folder the user names.
 
+    A folder is named by a path with a slash, such as ``./k7m2xq9a``.
     For ``latest``, find the training of the newest run. Return the run of this training's lowest rank.
 
     Raises:
         RunNotFoundError: No run matches.
         AmbiguousRunError: More than one run matches.
     """
+    folder = Path(name)
+    if os.sep in name and folder.is_dir() and any(segments_in(folder)):
+        return RunDirectory(folder.resolve())
     found = journal.find_run(root, name)
     return lowest_rank(found) if name == LATEST else found
 

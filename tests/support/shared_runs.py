@@ -14,8 +14,8 @@ from memlog.events import Alert
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import HelperLock
 from memlog.reports import Summary, summarize
-from memlog.reports.compare import run_figures
 from memlog.reports.description import description
+from memlog.reports.figures import run_figures
 from memlog.reports.live import LiveRun
 from memlog.reports.page import html
 

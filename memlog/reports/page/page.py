@@ -19,7 +19,8 @@ from memlog.errors import TraceNotFoundError
 from memlog.events import End, Trace
 from memlog.facts.levels import peak_kind
 from memlog.journal import RunDirectory
-from memlog.reports.compare import STEP_TIME, TRACE_PEAK, Compared, Comparison, compare, run_figures
+from memlog.reports.compare import Compared, Comparison, compare
+from memlog.reports.figures import STEP_TIME, TRACE_PEAK, run_figures
 from memlog.reports.page import drawings, layers, sections
 from memlog.reports.page.drawings import (
     Chart,

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from support.commands import memlog, output_of
 
-from memlog._internal.terminal import format_duration, one_line
+from memlog._internal.terminal import format_duration, format_number, one_line
 from memlog._version import __version__
 from memlog.cli.main import COMMANDS, command_named
-from memlog.cli.output import number, print_json
+from memlog.cli.output import print_json
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -25,7 +25,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
     } == {
         "advise": "run --fit --json --dir",
         "estimate": "target --batch --length --device --cpu --gpu --ranks --fit --json",
-        "compare": "runs --fail-if --allow-unfinished --json --dir",
+        "compare": "runs --fail-if --update --allow-unfinished --format --json --dir",
         "completion": "shell",
         "demo": "--steps --backend",
         "doctor": "--json --dir",
@@ -101,7 +101,7 @@ def test_a_duration_is_written_in_its_two_largest_units(seconds: float | None, t
     [(0.0, "0"), (0.00412, "0.00412"), (2.5, "2.5"), (-3.14159, "-3.142"), (12345.67, "12,345.7")],
 )
 def test_a_number_is_written_with_few_digits(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_a_message_is_one_line() -> None:

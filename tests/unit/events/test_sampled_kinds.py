@@ -16,7 +16,8 @@ from memlog.errors import ConfigurationError
 from memlog.events import SAMPLED, Alert, End, Event, Sample
 from memlog.journal import RunDirectory
 from memlog.reports import summarize
-from memlog.reports.compare import parse_gate, run_figures
+from memlog.reports.figures import run_figures
+from memlog.reports.gates import parse_gate
 
 DOCS = Path(__file__).parents[3] / "docs"
 HIGH, LOW = 3 * GIB, 2 * GIB

@@ -16,8 +16,9 @@ from support.training import CASES, measured_peak, traced
 
 from memlog.events import Batch, Device, End, Evaluation, Run, Trace, TracedLayer
 from memlog.journal import RunDirectory
-from memlog.reports import compare as comparing
-from memlog.reports.compare import compare, run_figures
+from memlog.reports import figures
+from memlog.reports.compare import compare
+from memlog.reports.figures import run_figures
 from memlog.tracer.schedule.kept_trace import trace_event
 
 
@@ -323,7 +324,7 @@ def test_evaluations_have_a_time_of_their_own(tmp_path: Path) -> None:
 def test_times_of_a_long_run_are_thinned_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "_MOST_TIMES", 8)
+    monkeypatch.setattr(figures, "_MOST_TIMES", 8)
     run = MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(100)))
     assert run_figures(run.closed()).figures["step.time"] == pytest.approx(100)
 

@@ -25,7 +25,7 @@ from memlog.events import (
 from memlog.facts.run_fold import RunFold
 from memlog.findings import ranked
 from memlog.reports import summarize
-from memlog.reports.compare import run_figures
+from memlog.reports.figures import run_figures
 from memlog.reports.live import LiveRun
 
 KEPT = Finding(
