@@ -7,6 +7,9 @@
     memlog.init("mlflow")
     ...                     # an unchanged PyTorch loop: memlog detects the optimizer steps
     memlog.finish()         # memlog also calls this at exit
+
+PYTEST_DONT_REWRITE: pytest looks for this word. Without it, pytest would warn under ``memlog run``, because
+memlog is then imported before its plugin.
 """
 
 from __future__ import annotations

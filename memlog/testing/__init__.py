@@ -16,7 +16,8 @@ A subclass implements how to reach its tracker, and pytest runs the inherited te
             return MySink(target, self.tracker.url)
         ...
 
-memlog's own integrations run the same tests. No module here imports pytest.
+memlog's own integrations run the same tests. No module here imports pytest. `limits` and `tensor_growth`
+are for memlog's plugin for pytest (``memlog_pytest``).
 """
 
 from memlog.testing.readback import Row, Shown, Time
