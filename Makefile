@@ -43,7 +43,7 @@ CUDA_TESTS = $(shell grep -rlE 'pytest\.mark\.(cuda|gpu)\b' tests --include='tes
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda estimate-bench-ranks estimate-bench-ranks-cuda plans-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda estimate-bench-ranks estimate-bench-ranks-cuda plans-bench gate-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -143,6 +143,9 @@ cuda-tests: $(CUDA)/made.stamp ## the tests that need a CUDA allocator, on simul
 gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
 	MEMLOG_TESTS_NEED_CUDA=1 $(PYTEST) -m "gpu or cuda" $(CUDA_TESTS)
 	$(BIN)/python -m benchmarks.layers --device cuda --write docs/benchmarks-layers-gpu.md $(ARGS)
+
+gate-bench: $(VENV)/dev.stamp ## how often gates judge a steady and a 1 % heavier training wrongly (half an hour): writes into docs/compare.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate --write docs/compare.md $(ARGS)
 
 truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/truth.md
 	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/truth.md $(ARGS)

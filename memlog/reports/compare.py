@@ -87,6 +87,11 @@ def compare(
 def _notes(run: RunFigures) -> Iterator[str]:
     if run.status != "finished":
         yield f"Run {run.id} is not finished ({run.status}): its figures are of {run.steps} steps."
+    if run.trace_is_exact is False:
+        yield (
+            f"{TRACE_PEAK} of run {run.id} may be too low: the step was not traced whole or not exactly. If "
+            "its trace was cut short, memlog.init(budget=1) gives it more time."
+        )
     if run.traced_peak is None or run.trace_peak_from == "traced":
         return
     traced = f"The largest traced step was the first ({format_bytes(run.traced_peak)})"

@@ -62,6 +62,8 @@ class RunFigures(msgspec.Struct):
     """Peak of the worst traced step, in bytes. The figure ``trace.peak`` can differ (see `PeakOrigin`)."""
     trace_peak_from: PeakOrigin | None
     """Source of the figure ``trace.peak``; ``None`` if the figure is unknown."""
+    trace_is_exact: bool | None = None
+    """True if all of the worst traced step was traced; ``None``: no step was traced, or it is unknown."""
     repeats: dict[str, tuple[float, ...]] = {}
     """Values of the figures in several runs of one training, whose mean is then the figure."""
 
@@ -110,6 +112,7 @@ def repeated(runs: Sequence[RunFigures]) -> RunFigures:
         layers=worst.layers,
         traced_peak=worst.traced_peak,
         trace_peak_from=worst.trace_peak_from,
+        trace_is_exact=worst.trace_is_exact,
         repeats=complete,
     )
 
@@ -139,6 +142,7 @@ def run_figures(run: RunDirectory) -> RunFigures:
         },
         traced_peak=worst.peak if worst else None,
         trace_peak_from=origin,
+        trace_is_exact=worst.exact if worst else None,
     )
 
 

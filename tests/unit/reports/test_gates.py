@@ -288,6 +288,16 @@ def test_the_interval_is_wrong_as_rarely_as_it_says() -> None:
     assert 0 < wrong <= 2000 * 0.01
 
 
+def test_a_trace_that_was_cut_short_is_told() -> None:
+    run = MadeRun(Path("runs"), "aaaa2222").write(Batch(at(0), 0, GIB, GIB, "exact"))
+    cut = Trace(at(1), 0, "dispatch", False, 9 * MIB, {"parameters": 9 * MIB}, (), 0)
+    run.write(Run(at(0), None, None, (), {}), cut, End(at(9), "finished")).closed()
+    document = json.loads(output_of("compare", "aaaa", "aaaa", "--json"))
+    assert any(
+        note.startswith("trace.peak of run aaaa2222 may be too low") for note in document["notes"]
+    )
+
+
 def test_what_one_repeat_lacks_is_unknown() -> None:
     paths = [made("aaaa2222"), made("bbbb2222", peak=None)]
     found = repeated([run_figures(RunDirectory(path)) for path in paths])
