@@ -91,14 +91,17 @@ def groups(runs: Sequence[RunFigures]) -> list[RunFigures]:
     return [repeated(runs[at : at + GROUP]) for at in range(0, len(runs) - GROUP + 1, GROUP)]
 
 
-def page(repeats: int, directory: Path, jobs: int) -> Iterator[str]:
-    file = directory / "memory.json"
-    first = recorded(STEADY, GROUP, directory / "baseline", jobs)
+def page(
+    first: Sequence[RunFigures],
+    steady: Sequence[RunFigures],
+    heavier: Sequence[RunFigures],
+    file: Path,
+) -> Iterator[str]:
+    """Yield the lines of the page. ``first`` are the runs of the baseline file ``file``."""
     update_baselines(file, {_NAME: baseline_of(repeated(first))})
     baseline = find_baseline(file, read_baselines(file), _NAME)
     update_baselines(file, {_NAME: baseline_of(first[0])})
     single = find_baseline(file, read_baselines(file), _NAME)
-    steady, heavier = (recorded(width, repeats, directory, jobs) for width in (STEADY, HEAVIER))
     peaks = [
         sorted({run.figures["trace.peak"] for run in runs if run.figures["trace.peak"]})
         for runs in (steady, heavier)
@@ -106,13 +109,12 @@ def page(repeats: int, directory: Path, jobs: int) -> Iterator[str]:
     rss = [[run.figures["host.rss"] or 0.0 for run in runs] for runs in (steady, heavier)]
     half = (peaks[1][0] - peaks[0][0]) / 2
     exact, wide = parse_gate("trace.peak > +0.5%"), parse_gate(f"host.rss > +{half / _MIB:.3f} MiB")
-    alone = first[0]
     rows = (
         (f"`{exact.text}`, one run each", exact, single, steady, heavier),
         (f"`{wide.text}`, {GROUP} repeats each", wide, baseline, groups(steady), groups(heavier)),
-        (f"`{wide.text}`, one run each, no interval", wide, alone, steady, heavier),
+        (f"`{wide.text}`, one run each, no interval", wide, first[0], steady, heavier),
     )
-    yield f"{machine()} {repeats} runs of each training."
+    yield f"{machine()} {len(steady)} runs of each training."
     yield ""
     yield (
         "| gate | steady: failed (wrong) | steady: unsure | 1 % heavier: passed (wrong) | "
@@ -145,7 +147,12 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the table into FILE")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memlog-benchmark-") as directory:
-        lines = list(page(options.repeats, Path(directory), options.jobs))
+        folder = Path(directory)
+        first = recorded(STEADY, GROUP, folder / "baseline", options.jobs)
+        steady, heavier = (
+            recorded(width, options.repeats, folder, options.jobs) for width in (STEADY, HEAVIER)
+        )
+        lines = list(page(first, steady, heavier, folder / "memory.json"))
     print("\n".join(lines))
     if options.write:
         put_into(options.write, "\n".join(lines) + "\n", "make gate-bench")
