@@ -68,6 +68,7 @@ LONGEST = (
     "integration/estimates/test_estimate.py",
     "integration/wandb/test_wandb_ends.py",
     "integration/trainers/test_transformers.py",
+    "integration/testing/test_pytest_plugin.py",
     "integration/examples/test_example_gpt.py",
     "integration/leaks/test_growing_scripts.py",
     "integration/wandb/test_wandb_in_process.py",
