@@ -27,7 +27,9 @@ from memlog.errors import MemlogError
 from memlog.journal import RunDirectory, list_runs
 from memlog.reports import encode, summarize
 from memlog.reports.brief import brief
-from memlog.reports.compare import compare, parse_gate, run_figures
+from memlog.reports.compare import compare
+from memlog.reports.figures import run_figures
+from memlog.reports.gates import parse_gate
 from memlog.settings import runs_directory
 
 INSTRUCTIONS = (

@@ -31,7 +31,7 @@ import msgspec
 
 from memlog._internal.text_parser import DEVICE_MEASURES, ComparisonSign, Reader
 from memlog.events import HOST_PEAKS
-from memlog.facts.longest_batch import student_quantiles
+from memlog.facts.later_memory import student_quantiles
 from memlog.reports.figures import (
     TIMES,
     TRACE_PEAK,
