@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.alerts.rules import GrowthMeter, Rule, Trigger, alert_title
+from memlog.alerts.rules import Rule, alert_title
+from memlog.alerts.trigger import GrowthMeter, Trigger
 from memlog.events import (
     ALLOCATED,
     HOST_ANON,

@@ -12,7 +12,7 @@ from support.memory_series import HEALTHY, LEAKS, made
 from memlog._internal.diagnostics import Diagnostics
 from memlog.alerts import parse_rules
 from memlog.alerts.engine import AlertEngine
-from memlog.alerts.rules import GrowthMeter
+from memlog.alerts.trigger import GrowthMeter
 from memlog.events import Alert, Batch, Event, HeapReading, Sample
 from memlog.probes.process import collect_garbage
 
