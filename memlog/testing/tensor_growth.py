@@ -11,6 +11,7 @@ import torch
 
 from memlog._internal.inert_access import tracked_objects
 from memlog._internal.terminal import format_bytes
+from memlog.torchside.tensors import DisableTorchFunction
 
 _MOST = 24
 """Maximum number of counts. Each one goes through all objects of the process."""
@@ -80,7 +81,7 @@ def _count(step: int) -> _Count:
     sizes: dict[int, int] = {}
     graphs = 0
     kinds = frozenset(_subclasses(torch.Tensor))
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for tensor in tracked_objects(lambda types: map(kinds.__contains__, types)):
             # A wrapper, such as a tensor of torch.func, has no storage.
             with suppress(RuntimeError, AttributeError, NotImplementedError):

@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_shown_is_one_line(tmp_path: Path) -> None:
 def test_a_flame_graph_with_a_byte_order_mark_is_one(tmp_path: Path) -> None:
     (tmp_path / "graph").write_bytes(b"\xef\xbb\xbf" + GRAPH)
     assert is_openable(tmp_path / "graph")
-    server.check(read_content(tmp_path / "graph"))
+    server.check_flamegraph(read_content(tmp_path / "graph"))
 
 
 class Evil:
