@@ -36,6 +36,7 @@ from memlog._internal.inert_access import (
 )
 from memlog._internal.replacements import Replacements
 from memlog.events import SampleLengths, TensorInput
+from memlog.torchside.loaded import without_functions_of_subclasses
 
 _FRAMES = 64
 """Maximum number of frames to look at."""
@@ -189,9 +190,7 @@ class TensorFinder:
         """Add the tensors of some variables. A tensor with several names is added under the first name."""
         if self._torch is None:
             return
-        from memlog.torchside.tensors import DisableTorchFunction  # noqa: PLC0415 - torch is loaded
-
-        with DisableTorchFunction():
+        with without_functions_of_subclasses(self._torch):
             for name, value in variables:
                 self._add(name, value, _DEPTH)
 

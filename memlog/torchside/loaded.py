@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 _NO_TASK = -1
@@ -23,6 +24,12 @@ def in_backward() -> bool:
     """Return True if the calling thread runs an operation of a backward pass."""
     current = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None)
     return current is not None and current() != _NO_TASK
+
+
+def without_functions_of_subclasses(torch: Any) -> AbstractContextManager[Any]:
+    """Return a context in which no ``__torch_function__`` runs: it can be the program's code."""
+    context: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return context
 
 
 def running_node() -> Any:

@@ -61,8 +61,10 @@ def _ended_early() -> bool:
         return True
     if "torch" not in sys.modules:
         return False
-    from memlog.torchside.loaded import has_built_graphs
-
+    try:
+        from memlog.torchside.loaded import has_built_graphs
+    except ImportError:
+        return True  # this Python has no memlog, as it has said at the start
     return not has_built_graphs()
 
 
