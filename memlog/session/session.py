@@ -124,6 +124,14 @@ class Session(TrainerInterface, SessionDisplay):
 
     def _record(self, sinks: Sequence[Sink], model: Any, on_alert: AlertCallback | None) -> None:
         """Begin the run. Log and count an internal failure instead of raising it."""
+        # Without a free descriptor nothing can be looked at, and the run says why it can't begin.
+        with (
+            self.health.contained("looking for another distribution of the name memlog"),
+            suppress(ImportError, OSError),
+        ):
+            from memlog._internal.installation import warn_once  # noqa: PLC0415 - see below
+
+            warn_once()
         try:
             # Imported here to keep `import memlog` light for programs that never begin a session.
             from memlog.session.recording import Recording  # noqa: PLC0415
@@ -138,10 +146,6 @@ class Session(TrainerInterface, SessionDisplay):
             return
         self._live = recording
         self.id, self.directory = recording.run.id, recording.run.path
-        with self.health.contained("looking for another distribution of the name memlog"):
-            from memlog._internal.installation import warn_once  # noqa: PLC0415 - see above
-
-            warn_once()
 
     def abandon(self) -> None:
         """Delete a run whose `init` was interrupted."""
