@@ -9,16 +9,21 @@ RANK = "MEMLOG_RANK"
 """Variable that tells memlog's helper process the training process's rank."""
 
 
-class OtlpBackend(ClientBackend):
+class MetricsBackend(ClientBackend):
+    """Base class of backends that OpenTelemetry's environment variables configure, and that have no runs."""
+
+    joins = False
+
+    def connection(self) -> Connection:
+        """Return the variables that are set in this process, and the process's rank."""
+        rank = {RANK: described().get("rank", "0")}
+        return Connection(environment={**self.variables.gathered(), **rank})
+
+
+class OtlpBackend(MetricsBackend):
     """Backend that exports metrics to the endpoint that OpenTelemetry's environment variables name."""
 
     name = extra = "otlp"
-    joins = False
     requires = "opentelemetry.exporter.otlp.proto.http"
     sink = "memlog_otlp.sink:OtlpSink"
     variables = ClientVariables(("OTEL_",))
-
-    def connection(self) -> Connection:
-        """Return OpenTelemetry's variables that are set in this process, and the process's rank."""
-        rank = {RANK: described().get("rank", "0")}
-        return Connection(environment={**self.variables.gathered(), **rank})

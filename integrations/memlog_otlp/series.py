@@ -6,12 +6,14 @@ because the conventions reserve their prefixes. Sizes are in bytes. Labels, laye
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from memlog.events import Alert, Status
 from memlog.sink import Point, Target, valid_text
+from memlog_otlp.backend import RANK as RANK_VARIABLE
 
 MIB = 1024**2
 STEP = {"step": "memlog.step", "evaluation": "memlog.evaluation", "epoch": "memlog.epoch"}
@@ -107,6 +109,11 @@ def run_of(target: Target) -> str:
     """Return the id of the run, which is an attribute of each series."""
     known = target.joined or target.opened
     return known.run_id if known else target.id_with_beside
+
+
+def common_of(target: Target) -> dict[str, str]:
+    """Return the attributes that all series of a run have: its id, and the rank of the training process."""
+    return {RUN: run_of(target), RANK: os.environ.get(RANK_VARIABLE, "0")}
 
 
 def text_of(text: str) -> str:

@@ -39,7 +39,6 @@ from memlog.errors import ConfigurationError, TrackerRejectedError, TrackerUnava
 from memlog.events import Alert, Artifact, Status, now_us
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_otlp import series
-from memlog_otlp.backend import RANK
 from memlog_otlp.series import Series
 
 _PROBE = 2.0
@@ -75,8 +74,8 @@ class OtlpSink:
         self._diagnostics = Diagnostics()
         self.dropped: Mapping[str, int] = self._diagnostics.dropped
         self._target = target
-        self._run = series.run_of(target)
-        self._common = {series.RUN: self._run, series.RANK: os.environ.get(RANK, "0")}
+        self._common = series.common_of(target)
+        self._run = self._common[series.RUN]
         protocol = _variable("PROTOCOL") or "http/protobuf"
         if protocol not in _PROTOCOLS:
             raise ConfigurationError(

@@ -22,7 +22,6 @@ from memlog.errors import ConfigurationError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status, now_us
 from memlog.sink import Point, Resolution, Target, TrackerRun
 from memlog_otlp import series
-from memlog_otlp.backend import RANK
 from memlog_otlp.series import Series
 
 HOST, PORT = "OTEL_EXPORTER_PROMETHEUS_HOST", "OTEL_EXPORTER_PROMETHEUS_PORT"
@@ -53,8 +52,8 @@ class PrometheusSink:
     def __init__(self, target: Target) -> None:
         self.dropped: Mapping[str, int] = {}
         self._target = target
-        self._run = series.run_of(target)
-        self._common = {series.RUN: self._run, series.RANK: os.environ.get(RANK, "0")}
+        self._common = series.common_of(target)
+        self._run = self._common[series.RUN]
 
     def probe(self) -> None:
         """Begin to serve the endpoint, if this process does not serve it yet."""

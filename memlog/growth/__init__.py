@@ -2,8 +2,8 @@
 
 Alert rules with ``grows``, reports and findings use this test.
 
-After each training step the same objects should be alive. `lasting` tests whether levels grow throughout.
-`regime` finds the step at which the growth began, the rate of growth, and the rate's confidence interval.
+After each training step the same objects should be alive. `lasting` tests whether levels grow throughout, and
+finds the step at which the growth began, its rate, and the rate's confidence interval.
 `windows` keeps the levels of a long run at several scales, in bounded memory.
 """
 

@@ -238,7 +238,6 @@ _SHARE: Final = 0.0025
 removes them for some steps."""
 _ALLOWANCE: Final = 0.02
 """Seconds that the hooks may take in addition to the fraction `_SHARE` of the run's time."""
-_base: Any = TensorBase
 
 
 @dataclass
@@ -412,7 +411,7 @@ def _mark(output: Any, running: _Pass) -> list[Any]:
     nodes = []
     with DisableTorchFunctionSubclass():
         for tensor in plain_tensors(output):
-            node = _base.grad_fn.__get__(tensor)
+            node = TensorBase.grad_fn.__get__(tensor)
             number = None if node is None else internals.sequence_number(node)
             if number is None or number < running.first_node:
                 continue

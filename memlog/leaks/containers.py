@@ -313,7 +313,6 @@ _SLOT_TYPES: Final = (
     MethodDescriptorType,
     WrapperDescriptorType,
 )
-_base: Any = TensorBase
 _CData: Final = ctypes.Array.__mro__[1]
 """Base class of arrays, structures and simple values of ``ctypes``."""
 _PYTHONS: Final = frozenset(
@@ -440,9 +439,11 @@ class ElementWeight:
             self.own += size
             self.storages += size
             self.shown += shown_bytes(tensor)
-            node = _base.grad_fn.__get__(tensor)
+            node = TensorBase.grad_fn.__get__(tensor)
             # torch warns if the gradient of any other tensor is read.
-            gradient = _base.grad.__get__(tensor) if _base.is_leaf.__get__(tensor) else None
+            gradient = (
+                TensorBase.grad.__get__(tensor) if TensorBase.is_leaf.__get__(tensor) else None
+            )
             if gradient is not None:
                 self.own += self._storage_bytes(gradient)
         if node is not None:

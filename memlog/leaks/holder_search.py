@@ -560,7 +560,6 @@ def _weight(target: _Target) -> int:
 
 def _shown_bytes(tensors: list[Any]) -> int:
     """Return the bytes of tensors' elements. A tensor that only its views keep does not count."""
-    kind: Any = TensorBase
     with DisableTorchFunction():
-        bases = {id(kind._base.__get__(one)) for one in tensors}
+        bases = {id(TensorBase._base.__get__(one)) for one in tensors}
         return sum(shown_bytes(one) for one in tensors if id(one) not in bases)

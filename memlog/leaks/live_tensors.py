@@ -26,7 +26,6 @@ from memlog._internal.inert_access import (
 from memlog.leaks.process_objects import KindTable, TimeBudget
 from memlog.torchside.tensors import DisableTorchFunction, TensorBase
 
-_base: Any = TensorBase
 VIEWS: Final = 0.5
 """If tensors show less than this part of their storages, they are views that keep larger tensors."""
 _BY_ROWS: Final = (torch.sparse_csr, torch.sparse_bsr)
@@ -81,8 +80,8 @@ class LiveTensors:
             for storage in map(storage_of, parts_of(tensor)):
                 if storage in wanted:
                     self.by_storage.setdefault(storage, []).append(tensor)
-            if first_node is not None and _base.requires_grad.__get__(tensor):
-                node = _base.grad_fn.__get__(tensor)
+            if first_node is not None and TensorBase.requires_grad.__get__(tensor):
+                node = TensorBase.grad_fn.__get__(tensor)
                 if node is not None:
                     self._add_root(tensor, node, first_node)
         except (RuntimeError, AttributeError):
@@ -109,18 +108,22 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
         for one, kind in KindTable(_kind).select_until_spent(objects, budget):
             if kind == "tensor":
                 with suppress(RuntimeError, AttributeError):
-                    storage = _base.untyped_storage(one)
+                    storage = TensorBase.untyped_storage(one)
                     sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
 
 
 def parts_of(tensor: Any) -> tuple[Any, ...]:
     """Return the tensors that have a tensor's storages: the tensor itself, or a sparse one's parts."""
-    layout = _base.layout.__get__(tensor)
+    layout = TensorBase.layout.__get__(tensor)
     if layout is torch.sparse_coo:
-        return _base._values(tensor), _base._indices(tensor)
+        return TensorBase._values(tensor), TensorBase._indices(tensor)
     if layout in _BY_ROWS:
-        return _base.values(tensor), _base.crow_indices(tensor), _base.col_indices(tensor)
+        return (
+            TensorBase.values(tensor),
+            TensorBase.crow_indices(tensor),
+            TensorBase.col_indices(tensor),
+        )
     return (tensor,)
 
 
@@ -131,7 +134,7 @@ def shown_bytes(tensor: Any) -> int:
 
 def gradient_of(one: Any) -> Any:
     """Return a parameter's gradient; ``None`` if there is none, or ``one`` is no tensor."""
-    return _base.grad.__get__(one) if is_kind(one, torch.Tensor) else None
+    return TensorBase.grad.__get__(one) if is_kind(one, torch.Tensor) else None
 
 
 def storage_of(tensor: Any) -> int:
@@ -142,10 +145,10 @@ def storage_of(tensor: Any) -> int:
 
 def tensor_storage(tensor: Any) -> Any:
     """Return a tensor's storage; ``None`` if there is none, as in a wrapper of ``torch.func``."""
-    if _base.layout.__get__(tensor) is not torch.strided:
+    if TensorBase.layout.__get__(tensor) is not torch.strided:
         return None
     try:
-        return _base.untyped_storage(tensor)
+        return TensorBase.untyped_storage(tensor)
     except RuntimeError:
         return None
 
@@ -232,8 +235,8 @@ def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
     found = []
     with DisableTorchFunction():
         for parameter in parameters:
-            gradient = _base.grad.__get__(parameter)
-            node = None if gradient is None else _base.grad_fn.__get__(gradient)
+            gradient = TensorBase.grad.__get__(parameter)
+            node = None if gradient is None else TensorBase.grad_fn.__get__(gradient)
             if node is not None:
                 found.append((gradient, node))
     return found
@@ -242,7 +245,7 @@ def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
 def _with_gradients(parameters: list[Any]) -> Iterator[Any]:
     for parameter in parameters:
         yield parameter
-        gradient = _base.grad.__get__(parameter)
+        gradient = TensorBase.grad.__get__(parameter)
         if gradient is not None:
             yield gradient
 

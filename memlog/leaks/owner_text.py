@@ -281,9 +281,9 @@ def _hooks_of_tensor(owner: Any, child: Any) -> str:
     """Return the name of a tensor's dictionary of hooks if ``child`` is one; otherwise an empty string."""
     if not is_kind(owner, torch.Tensor):
         return ""
-    base: Any = TensorBase
     return next(
-        (name for name in _HOOKS_OF_TENSORS if getattr(base, name).__get__(owner) is child), ""
+        (name for name in _HOOKS_OF_TENSORS if getattr(TensorBase, name).__get__(owner) is child),
+        "",
     )
 
 

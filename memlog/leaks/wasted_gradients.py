@@ -134,7 +134,6 @@ _PASSIVE: Final = frozenset(
 )  # fmt: skip
 """Operations that do not count as use of a gradient. They compute a norm, clip a norm, or make a view. Any
 other operation on a view of the gradient counts as use of the gradient."""
-_base: Any = TensorBase
 
 
 class _Gradient(NamedTuple):
@@ -309,13 +308,13 @@ def _parameters_of(optimizer: Any) -> Iterable[Any]:
 
 
 def _gradient_of(parameter: Any) -> _Gradient | None:
-    gradient = _base.grad.__get__(parameter)
-    if type(gradient) is not torch.Tensor or _base.grad_fn.__get__(gradient) is not None:
+    gradient = TensorBase.grad.__get__(parameter)
+    if type(gradient) is not torch.Tensor or TensorBase.grad_fn.__get__(gradient) is not None:
         return None
     storage = tensor_storage(gradient)
     if storage is None:
         return None
-    version = _base._version.__get__(gradient)
+    version = TensorBase._version.__get__(gradient)
     return _Gradient(id(parameter), storage._cdata, version, storage.nbytes())
 
 

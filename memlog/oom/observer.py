@@ -37,7 +37,7 @@ from memlog.oom.errors import (
     is_of_a_device,
     shown_error,
 )
-from memlog.probes.accelerator import parse_flat, parse_nested
+from memlog.probes.accelerator import CudaBackend
 from memlog.probes.machine import available_memory, shares_host
 from memlog.probes.nvml import Nvml
 from memlog.probes.process import segments_without_history
@@ -46,7 +46,6 @@ from memlog.torchside.loaded import (
     cuda_snapshot,
     records_history,
     running_node,
-    statistics_of,
 )
 
 FILE = "out-of-memory.pickle"
@@ -223,12 +222,7 @@ class AllocatorWatch:
         frames = current_frames(__file__)
         layer, phase = locate(frames)
         phase = phase or ("backward" if _node() else None)
-        read = statistics_of(torch, "cuda")
-        figures = (
-            parse_flat(torch.cuda.memory_stats(device))
-            if read is None
-            else parse_nested(read(device))
-        )
+        figures = CudaBackend().figures(torch, device)
         total = int(torch.cuda.get_device_properties(device).total_memory)
         shared = shares_host(torch, "cuda", device)
         if shared:

@@ -21,9 +21,9 @@ out if there was one run only. Times are left out, because they are those of one
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -65,7 +65,7 @@ class Baseline(msgspec.Struct, frozen=True):
             name=name,
             status="finished",
             steps=None,
-            figures={figure: math.fsum(values) / len(values) for figure, values in repeats.items()},
+            figures={figure: fmean(values) for figure, values in repeats.items()},
             categories=self.categories,
             layers=self.layers,
             traced_peak=None,

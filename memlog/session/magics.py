@@ -13,8 +13,8 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from memlog.errors import MemlogError
-from memlog.events import Status
 from memlog.journal.runs import LATEST
+from memlog.session.exit import status_of
 from memlog.session.phases import phase
 from memlog.session.session import current_session, init
 
@@ -96,14 +96,8 @@ class NotebookMagics:
         except MemlogError as error:
             raise UsageError(f"%%memlog: {error}") from error
         failure = self._shell.run_cell(cell).error_in_exec
-        session.finish(_status(failure))
+        session.finish(status_of(failure))
         display(session)  # type: ignore[no-untyped-call]
-
-
-def _status(failure: BaseException | None) -> Status:
-    if failure is None:
-        return "finished"
-    return "killed" if isinstance(failure, KeyboardInterrupt) else "failed"
 
 
 def _with_run(words: list[str]) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from memlog._internal.inert_access import tracked_objects
+from memlog._internal.inert_access import instances
 from memlog._internal.terminal import format_bytes
 from memlog.torchside.tensors import DisableTorchFunction
 
@@ -80,19 +79,11 @@ def _count(step: int) -> _Count:
     """Count the tensors in use after a step, with those of the program's own subclasses."""
     sizes: dict[int, int] = {}
     graphs = 0
-    kinds = frozenset(_subclasses(torch.Tensor))
     with DisableTorchFunction():
-        for tensor in tracked_objects(lambda types: map(kinds.__contains__, types)):
+        for tensor in instances(torch.Tensor):
             # A wrapper, such as a tensor of torch.func, has no storage.
             with suppress(RuntimeError, AttributeError, NotImplementedError):
                 storage = tensor.untyped_storage()
                 sizes[storage._cdata] = storage.nbytes()
                 graphs += tensor.grad_fn is not None
     return _Count(step, sum(sizes.values()), graphs)
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    below: list[type] = type.__subclasses__(kind)
-    for one in below:
-        yield from _subclasses(one)

@@ -20,8 +20,9 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memlog._internal.inert_access import tracked_objects
+from memlog.torchside.loaded import NO_TASK
 
-__all__ = ["TorchDispatchMode"]
+__all__ = ["NO_TASK", "TorchDispatchMode"]
 
 COMPILED_CODE = (
     ("torch._inductor.output_code", "CompiledFxGraph"),
@@ -31,8 +32,6 @@ COMPILED_CODE = (
 """Classes whose call runs Inductor's code, in the forward or the backward pass, with their modules."""
 FSDP = "torch.distributed.fsdp._fully_shard."
 """Beginning of the names of FSDP2's modules."""
-NO_TASK = -1
-"""Value of `backward_task` outside the backward pass."""
 
 _NO_SEQUENCE = 2**62
 """Minimum sequence number of the autograd nodes that no forward operation made. These nodes accumulate

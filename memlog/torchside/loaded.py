@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-_NO_TASK = -1
-"""What torch returns for the backward pass of a thread that runs none."""
+NO_TASK = -1
+"""Number of the backward pass of a thread that runs none."""
 
 
 def backward_task_of(torch: Any) -> Callable[[], int] | None:
@@ -23,11 +23,14 @@ def backward_task_of(torch: Any) -> Callable[[], int] | None:
 def in_backward() -> bool:
     """Return True if the calling thread runs an operation of a backward pass."""
     current = getattr(getattr(sys.modules.get("torch"), "_C", None), "_current_graph_task_id", None)
-    return current is not None and current() != _NO_TASK
+    return current is not None and current() != NO_TASK
 
 
 def without_functions_of_subclasses(torch: Any) -> AbstractContextManager[Any]:
-    """Return a context in which no ``__torch_function__`` runs: it can be the program's code."""
+    """Return a context in which no ``__torch_function__`` runs: it can be the program's code.
+
+    For the training thread, on which the import of `memlog.torchside.tensors` would take time in a step.
+    """
     context: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return context
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.inert_access import tracked_objects
+from memlog._internal.inert_access import instances
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
 from memlog.tracer.user_scopes import UserScope
@@ -317,7 +317,7 @@ class ModuleParents:
         self._modules.clear()
         self._parents.clear()
         self._optimizers = []
-        for each in _instances(nn.Module, Optimizer):
+        for each in instances(nn.Module, Optimizer):
             reference = weakref.ref(each)
             if issubclass(type(each), Optimizer):
                 self._optimizers.append(reference)
@@ -343,20 +343,6 @@ class ModuleParents:
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for one in (reference() for reference in references) if one is not None]
-
-
-def _instances(*classes: type) -> list[Any]:
-    """Return all live instances of classes and their subclasses.
-
-    Only types are compared, and without Python code: isinstance() may run a property `__class__` of an
-    object, and a loop in Python would take ten times as long.
-    """
-    kinds, waiting = set(classes), list(classes)
-    while waiting:
-        inner: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
-        kinds |= inner
-        waiting += inner
-    return tracked_objects(lambda types: map(kinds.__contains__, types))
 
 
 def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:
