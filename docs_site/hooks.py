@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import griffe
 
-from docs_site import mermaid
+from docs_site import document_tables, mermaid
 from docs_site.settings_table import table
 from memlog.cli.main import COMMANDS, command_named
 
@@ -143,8 +143,9 @@ def _source_page(program: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Fill in the table of settings, correct links that leave docs/, and prepare pictures and diagrams."""
+    """Fill in tables, correct links that leave docs/, and prepare pictures and diagrams."""
     markdown = markdown.replace("<!-- the table of settings -->", table(package()))
+    markdown = document_tables.filled(markdown, package())
     markdown = _PICTURE.sub(_by_scheme, markdown)
     markdown = mermaid.prepare(
         markdown, posixpath.relpath(".", posixpath.dirname(page.file.src_uri))

@@ -29,7 +29,7 @@ from memlog.facts.run_fold import RunStatus
 from memlog.journal import RunDirectory, find_run, list_runs
 from memlog.journal.runs import LATEST
 from memlog.reports import Summary, encode, summarize
-from memlog.reports.schema import SCHEMA, Delivery
+from memlog.reports.schema import SCHEMA, Delivery, IsoTime
 from memlog.settings import LONGEST_NAME, runs_directory
 from memlog.sink import WEBHOOK
 
@@ -42,22 +42,34 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     """One run in the document of ``memlog runs --json``, with the field names of ``memlog show --json``."""
 
     id: str
+    """memlog's id of the run."""
     name: str | None
+    """The ``name`` that was passed to ``init``."""
     project: str | None
+    """The ``project`` that was passed to ``init``."""
     directory: str
+    """The run's folder."""
     status: RunStatus
-    begun: str | None
+    """State of the run."""
+    begun: IsoTime | None
+    """Time of the beginning."""
     steps: int
+    """Number of recorded steps."""
     host_peak_bytes: int | None
+    """Peak of the training process's resident set."""
     device_peak_bytes: int | None
+    """Largest peak of allocated bytes among the run's devices; ``None`` if it used none."""
     delivered: dict[str, Delivery]
+    """State of delivery by tracker."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """Document of ``memlog runs --json``, the oldest run first."""
 
     schema: int = SCHEMA
+    """Version of this document."""
     runs: list[RunLine]
+    """The runs, the oldest first."""
 
 
 @click.command(context_settings=SETTINGS)

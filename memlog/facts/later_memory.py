@@ -305,6 +305,7 @@ class LongestBatch(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """All this in one sentence."""
     evidence: list[str]
+    """What this is computed from."""
 
 
 def longest_batch(
@@ -323,6 +324,7 @@ def longest_batch(
     low: int = known[1]
     high: int | None = low
     evidence: list[str] = []
+    """What this is computed from."""
     if size > max(known[0], found.largest):
         predicted = _predicted(found, size)
         if predicted is None:

@@ -251,7 +251,10 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The highest value of one kind of memory over the run."""
 
     bytes: int | None
+    """The highest value; ``None``: nothing could be read."""
     source: PeakSource | None
+    """How it was obtained: exactly; from the process's own high-water mark, which may be older than the run,
+    so an upper bound; or by samples, so a lower bound."""
     step: int | None
     """Last step that was complete when the peak was read; ``None`` if the peak was not read at a step."""
     evaluation: int | None

@@ -1,14 +1,22 @@
 """Additions of the site's build to mkdocs: missing docstrings, links out of docs/, and the chart."""
 
+import importlib
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.journals import GIB, MadeRun, at, batch
+
+from memlog.events import End
+from memlog.reports import encode, summarize
+from memlog.reports.schema import Summary
 
 griffe = pytest.importorskip("griffe", reason="griffe is not installed: dependency group `docs`")
 
-from docs_site import hooks, mermaid, overhead_chart  # noqa: E402 - need griffe
+from docs_site import document_tables, hooks, mermaid, overhead_chart  # noqa: E402 - need griffe
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,6 +66,46 @@ def test_a_missing_docstring_fails_a_strict_build(
 )
 def test_links_lead_to_pages_of_the_site(page: str, link: str, expected: str) -> None:
     assert mended(f"[a]({link})", page) == f"[a]({expected})"
+
+
+DOCUMENTS = [
+    path
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for path in document_tables.MARK.findall(page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_each_field_of_a_document_has_a_meaning(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    struct = getattr(importlib.import_module(module), name)
+    rows = list(document_tables.fields(struct, hooks.package()))
+    assert [row.name for row in rows if not row.meaning] == []
+    page = mended(f"<!-- the fields of {path} -->", "index.md")
+    assert all(f"| `{row.name}` | {row.type} | {row.meaning}" in page for row in rows)
+
+
+def paths(document: object, known: set[str], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of a JSON document's values, with ``<name>`` in place of keys that vary."""
+    if isinstance(document, dict) and document:
+        for key, value in document.items():
+            path = f"{prefix}.{key}".lstrip(".")
+            is_fixed = any(f"{name}.".startswith((f"{path}.", f"{path}[]")) for name in known)
+            yield from paths(value, known, path if is_fixed else f"{prefix}.<name>")
+    elif isinstance(document, list) and document and isinstance(document[0], dict):
+        yield from paths(document[0], known, f"{prefix}[]")
+    elif document or document in (0, False, None):
+        yield prefix
+
+
+def test_the_table_of_show_has_every_field_of_a_run(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path).write(batch(0, GIB), batch(1, GIB), End(at(2), "finished")).closed()
+    rows = document_tables.fields(Summary, hooks.package())
+    known = {row.name for row in rows}
+    document = json.loads(encode(summarize(run)))
+    found = set(paths(document, known))
+    assert found <= known
+    assert {"peaks.<name>.bytes", "metrics.<name>.last", "health.published"} <= found
 
 
 def test_a_picture_follows_the_sites_scheme() -> None:
