@@ -116,22 +116,22 @@ insight: $(if $(findstring --device cuda,$(ARGS)),$(CUDA)/made.stamp,$(VENV)/dev
 leaks: $(VENV)/dev.stamp ## how well memlog explains generated leaks, and leaves their healthy twins alone (two hours; ARGS="--help"): writes into docs/insight.md
 	$(BIN)/python -m benchmarks.insight.generated.run --write docs/insight.md $(ARGS)
 
-plans-bench: $(VENV)/dev.stamp ## how close plans for runs are to trainings that make their changes (ten minutes): writes into docs/advise.md
-	$(BIN)/python -m benchmarks.plans --write docs/advise.md $(ARGS)
+plans-bench: $(VENV)/dev.stamp ## how close plans for runs are to trainings that make their changes (ten minutes): writes into docs/project/accuracy.md
+	$(BIN)/python -m benchmarks.plans --write docs/project/accuracy.md $(ARGS)
 
 # torchvision apart from the environment: its wheel is for CUDA, and transformers would try to import it.
-estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocator: writes into docs/estimates.md
+estimate-bench: $(VENV)/dev.stamp ## how close memlog.estimate is to the allocator: writes into docs/project/accuracy.md
 	$(PIP) --no-deps --target $(VENV)/torchvision --upgrade -c constraints.txt torchvision
-	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m benchmarks.estimates --write docs/estimates.md $(ARGS)
+	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m benchmarks.estimates --write docs/project/accuracy.md $(ARGS)
 
-estimate-bench-cuda: $(CUDA)/made.stamp ## the same for CUDA's allocator, on simulated devices: writes into docs/estimates.md (ARGS=--every-optimizer: all)
-	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.on_device --write docs/estimates.md $(ARGS)
+estimate-bench-cuda: $(CUDA)/made.stamp ## the same for CUDA's allocator, on simulated devices: writes into docs/project/accuracy.md (ARGS=--every-optimizer: all)
+	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.on_device --write docs/project/accuracy.md $(ARGS)
 
-estimate-bench-ranks: $(VENV)/dev.stamp ## the same for two real ranks, with gloo on the CPU (needs a C compiler): writes into docs/estimates.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.estimates.ranks.gloo --write docs/estimates.md $(ARGS)
+estimate-bench-ranks: $(VENV)/dev.stamp ## the same for two real ranks, with gloo on the CPU (needs a C compiler): writes into docs/project/accuracy.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.estimates.ranks.gloo --write docs/project/accuracy.md $(ARGS)
 
-estimate-bench-ranks-cuda: $(CUDA)/made.stamp ## the same for a rank on a simulated device: writes into docs/estimates.md
-	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.ranks.on_device --write docs/estimates.md $(ARGS)
+estimate-bench-ranks-cuda: $(CUDA)/made.stamp ## the same for a rank on a simulated device: writes into docs/project/accuracy.md
+	$(WITH_CUDA) $(CUDA)/bin/python -m benchmarks.estimates.ranks.on_device --write docs/project/accuracy.md $(ARGS)
 
 cuda-env: $(CUDA)/made.stamp ## torch's CUDA build on simulated devices, in an environment of its own (about two minutes)
 	@echo "LD_LIBRARY_PATH=$(CUDA_SITE)/nvidia/cu13/lib $(CUDA)/bin/python sees $$($(WITH_CUDA) $(CUDA)/bin/python -c 'import torch; print(torch.cuda.device_count())') simulated device(s)"

@@ -40,15 +40,22 @@ SCHEMA = 1
 
 
 class RunAdvice(msgspec.Struct, frozen=True):
-    """JSON document of the command; docs/advise.md explains every field."""
+    """JSON document of the command. docs/advise.md has the docstrings of its fields."""
 
     schema: int
+    """Version of this document."""
     run: str
+    """memlog's id of the run."""
     step: int | None
+    """The traced step; ``None``: a step that did not complete."""
     advice: Advice
+    """What the step held, and what would help."""
     standing: Standing
+    """The step beside the run's other steps."""
     longest_batch: LongestBatch | None = None
+    """What a batch with the longest sample will need; ``None``: unknown."""
     fit: RunPlan | None = None
+    """Answer to ``--fit``; ``None`` without this option."""
 
 
 @click.command(

@@ -38,15 +38,22 @@ _PROCESS = "the process's own memory"
 
 
 class EstimatedStep(msgspec.Struct, frozen=True):
-    """Row for one batch size and length. Sizes are bytes; docs/estimates.md explains them."""
+    """Row for one batch size and length. Sizes are bytes."""
 
     batch: int | None
+    """The batch size; ``None``: not given."""
     length: int | None
+    """The sequence length; ``None``: not given."""
     peak: int
+    """Peak of the tensors; on a CUDA device, of the allocator's blocks."""
     categories: dict[str, int]
+    """Bytes at the peak by category."""
     reserved: int | None
+    """Bytes that the allocator reserves; ``None`` on the CPU."""
     needed: int
+    """Bytes that the step needs: with a margin, and on a CUDA device with the context."""
     fits: bool | None
+    """True if ``needed`` fits into ``memory``; ``None``: no memory was given."""
     uncounted: tuple[str, ...]
     """Sentences about memory that the figures leave out; empty if the figures are complete."""
     without: str
@@ -58,13 +65,18 @@ class EstimatedStep(msgspec.Struct, frozen=True):
 
 class EstimateDocument(msgspec.Struct, frozen=True):
     schema: int
+    """Version of this document."""
     target: str
+    """Script and function."""
     device: str
+    """The GPU, or ``cpu``."""
     ranks: int | None
     """Number of processes of the training, of which the first, or a pipeline's stage that needs most, is
     estimated; ``None``: not given."""
     memory: int | None
+    """The memory of ``--device``; ``None``: not given."""
     steps: tuple[EstimatedStep, ...]
+    """One for each batch size and length."""
     saving: tuple[SavingCost, ...] = ()
     """Memory that each way of saving a checkpoint takes in addition. Empty if model and optimizer are
     unknown."""
@@ -72,8 +84,11 @@ class EstimateDocument(msgspec.Struct, frozen=True):
 
 class PlanDocument(msgspec.Struct, frozen=True):
     schema: int
+    """Version of this document."""
     target: str
+    """Script and function."""
     plan: FittingPlan
+    """The changes with which the step fits."""
 
 
 @click.command(

@@ -64,7 +64,7 @@ class SavingCost(msgspec.Struct, frozen=True):
     """Peak of the memory that one way of saving takes in this process, in addition to the training's own.
 
     Attributes:
-        way: The way, a key of `SAVING_CALLS`.
+        way: The way of saving; docs/saving.md tells what each does.
         host: Bytes of the host's memory.
         device: Bytes of the device's memory.
         host_most: Bytes of the host's memory if the C library keeps all that it may keep of freed copies of

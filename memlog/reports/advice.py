@@ -32,6 +32,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     plan: FittingPlan | None
     """``None``: there is no plan, and `why_none` tells why."""
     why_none: str | None
+    """Why there is no plan."""
     unsure: tuple[str, ...]
     """Sentences about steps that were not traced and need more. The plan may not be enough for them."""
 

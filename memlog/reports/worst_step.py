@@ -100,6 +100,7 @@ class LargerStep(msgspec.Struct, frozen=True):
     """A step at which far more memory was in use than at the traced one."""
 
     step: int
+    """Number of the step."""
     held: int
     """Bytes in use at this step's peak; a lower bound."""
     traced: bool
@@ -114,10 +115,13 @@ class Standing(msgspec.Struct, frozen=True):
     """The worst traced step, compared with the run's other steps."""
 
     traced_steps: int
+    """Number of traced steps."""
     held: int | None
     """Lower bound of the bytes in use on the device at the worst traced step's peak. If the device is the
     CPU, these are the bytes of the process. ``None``: unknown."""
     larger: LargerStep | None
+    """Another step, at which far more was held. It may be the step that ran out of memory. ``None``: none is
+    known."""
 
 
 class _Level(NamedTuple):

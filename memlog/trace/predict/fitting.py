@@ -57,7 +57,7 @@ class PlannedChanges(msgspec.Struct, frozen=True, kw_only=True):
         autocast: True if forward and loss run in bfloat16 where that is safe (``torch.autocast``).
         one_by_one: True if optimizers update one parameter after the other (``foreach=False``).
         on_host: True if activations wait on the host for the backward pass (``save_on_cpu``).
-        optimizer: Class in place of the step's optimizers, with its arguments; empty: no other one.
+        optimizer: Class in place of the step's optimizers, with its arguments; empty: the same as now.
         sharded: Paths of the modules that are sharded over the ranks one by one, and the rest of the model
             with the model itself (``fully_shard``, FSDP2). ``None``: the model is not sharded.
         parameters_on_host: True if the sharded parameters, their gradients and the optimizer's state are on
@@ -97,9 +97,13 @@ class PlanStep(msgspec.Struct, frozen=True):
     """A change, together with those before it. Sizes are bytes, as in `StepMemoryNeed`."""
 
     change: str
+    """The change, in words; the first entry is the step as it is."""
     peak: int
+    """Predicted peak."""
     needed: int
+    """Bytes that should be enough for the step."""
     fits: bool
+    """True if ``needed`` fits."""
 
 
 class FittingPlan(PlannedChanges, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ class Hint(msgspec.Struct, frozen=True):
     """A change, and its predicted effect."""
 
     kind: HintKind
+    """Kind of change."""
     what: str
     """The change, in words, with code between backticks."""
     peak: int
@@ -66,8 +67,11 @@ class Advice(msgspec.Struct, frozen=True):
     """Memory use of a traced step, and changes that would lower it. Sizes are bytes."""
 
     device: str
+    """The traced device."""
     engine: str
+    """The engine that traced the step."""
     traced_peak: int | None
+    """The traced step's peak; ``None``: unknown."""
     peak: int | None
     """Peak of a step in which the optimizer's state exists from the start; ``None`` if the trace is not
     complete. The savings in all hints are relative to this peak."""
