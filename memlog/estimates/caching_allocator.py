@@ -1,8 +1,8 @@
 """Model of CUDA's caching allocator. It computes the bytes that the allocator reserves for allocations.
 
 The rules are those of torch's ``c10/cuda/CUDACachingAllocator.cpp`` and ``c10/core/AllocatorConfig.h`` (torch
-2.13) with their default settings. Each stream has pools of its own. docs/estimates.md describes how the
-model was checked.
+2.13) with their default settings. Each stream has pools of its own. docs/project/accuracy.md describes how
+the model was checked.
 """
 
 from __future__ import annotations
