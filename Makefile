@@ -93,28 +93,28 @@ gallery: $(VENV)/dev.stamp ## make the documentation's reports again, in some mi
 test-oldest-torch: $(OLDEST)/made.stamp ## the tracer's tests on the oldest torch supported, in its own environment
 	$(OLDEST)/bin/python -m pytest $(TRACER_TESTS)
 
-bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/benchmarks.md
-	$(BIN)/python -m benchmarks --write docs/benchmarks.md $(ARGS)
+bench: $(VENV)/dev.stamp ## what a training step costs, with and without memlog: writes docs/project/benchmarks.md
+	$(BIN)/python -m benchmarks --write docs/project/benchmarks.md $(ARGS)
 	$(BIN)/python -m docs_site.overhead_chart
 
-bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/benchmarks-layers.md
-	$(BIN)/python -m benchmarks.layers --write docs/benchmarks-layers.md $(ARGS)
+bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools: writes docs/project/benchmarks-layers.md
+	$(BIN)/python -m benchmarks.layers --write docs/project/benchmarks-layers.md $(ARGS)
 	$(BIN)/python -m docs_site.overhead_chart
 
-bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,000 ranks: writes docs/scaling.md
-	$(BIN)/python -m benchmarks.ranks --write docs/scaling.md $(ARGS)
+bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,000 ranks: writes docs/project/scaling.md
+	$(BIN)/python -m benchmarks.ranks --write docs/project/scaling.md $(ARGS)
 
 comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
 	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)
 
 # With --device: in the environment with torch's CUDA build. Only the first bytes of each copy to a device are
 # made, so that the simulated device's memory does not count as the host's.
-insight: $(if $(findstring --device cuda,$(ARGS)),$(CUDA)/made.stamp,$(VENV)/dev.stamp) ## how well memlog explains growth (hours; ARGS="--help", ARGS="--device cuda"): writes docs/insight.md
+insight: $(if $(findstring --device cuda,$(ARGS)),$(CUDA)/made.stamp,$(VENV)/dev.stamp) ## how well memlog explains growth (hours; ARGS="--help", ARGS="--device cuda"): writes docs/project/insight.md
 	$(if $(findstring --device cuda,$(ARGS)),$(WITH_CUDA) FAKE_CUDA_COPY=4k $(CUDA)/bin/python,$(BIN)/python) \
-	  -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/insight.md $(ARGS)
+	  -m benchmarks.insight.run --seeds 20 --jobs 2 --write docs/project/insight.md $(ARGS)
 
-leaks: $(VENV)/dev.stamp ## how well memlog explains generated leaks, and leaves their healthy twins alone (two hours; ARGS="--help"): writes into docs/insight.md
-	$(BIN)/python -m benchmarks.insight.generated.run --write docs/insight.md $(ARGS)
+leaks: $(VENV)/dev.stamp ## how well memlog explains generated leaks, and leaves their healthy twins alone (two hours; ARGS="--help"): writes into docs/project/insight.md
+	$(BIN)/python -m benchmarks.insight.generated.run --write docs/project/insight.md $(ARGS)
 
 plans-bench: $(VENV)/dev.stamp ## how close plans for runs are to trainings that make their changes (ten minutes): writes into docs/project/accuracy.md
 	$(BIN)/python -m benchmarks.plans --write docs/project/accuracy.md $(ARGS)
@@ -140,15 +140,15 @@ cuda-tests: $(CUDA)/made.stamp ## the tests that need a CUDA allocator, on simul
 	@rm -rf .pytest_cache/of-make-test
 	$(CUDA_PYTEST) $(PARALLEL) -m cuda $(REMEMBERED) $(CUDA_TESTS) $(ARGS) || $(call again,$(CUDA_PYTEST),-m cuda $(CUDA_TESTS))
 
-gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/gpu-checks.md)
+gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benchmark (see docs/project/gpu-checks.md)
 	MEMLOG_TESTS_NEED_CUDA=1 $(PYTEST) -m "gpu or cuda" $(CUDA_TESTS)
-	$(BIN)/python -m benchmarks.layers --device cuda --write docs/benchmarks-layers-gpu.md $(ARGS)
+	$(BIN)/python -m benchmarks.layers --device cuda --write docs/project/benchmarks-layers-gpu.md $(ARGS)
 
 gate-bench: $(VENV)/dev.stamp ## how often gates judge a steady and a 1 % heavier training wrongly (half an hour): writes into docs/compare.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate --write docs/compare.md $(ARGS)
 
-truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/truth.md
-	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/truth.md $(ARGS)
+truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/project/truth.md
+	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/project/truth.md $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)

@@ -3,7 +3,7 @@
 The journals are like those that trainers write, with one device; all ranks make each step at the same time.
 The benchmark measures the search for the ranks' runs, the first reading of all journals, a reading after one
 more step of every rank, and a reading when nothing is new. With ``--uri`` the points of rank 0's run are
-delivered to that MLflow server. ``--write`` puts the table into a page such as docs/scaling.md.
+delivered to that MLflow server. ``--write`` puts the table into a page such as docs/project/scaling.md.
 """
 
 from __future__ import annotations

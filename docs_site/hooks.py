@@ -30,7 +30,7 @@ PAGES = {
     "project/contributing.md": "CONTRIBUTING.md",
     "project/changelog.md": "CHANGELOG.md",
     "project/integrations.md": "integrations/README.md",
-    "project/insight.md": "benchmarks/insight/README.md",
+    "project/insight-benchmark.md": "benchmarks/insight/README.md",
     "project/cuda-runtime.md": "tests/cuda_runtime/README.md",
 }
 """Pages made of files outside docs/."""

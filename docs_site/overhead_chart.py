@@ -1,7 +1,7 @@
 """The chart of costs: time that memlog adds to a training step, beside the trackers' calls and other tracers.
 
 ``python -m docs_site.overhead_chart`` draws ``docs/images/overhead-{light,dark}.svg`` from the figures in
-``docs/benchmarks.md`` and ``docs/benchmarks-layers.md``.
+``docs/project/benchmarks.md`` and ``docs/project/benchmarks-layers.md``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ _ROW, _PANEL_HEAD = 24, 44
 
 def panels() -> list[Panel]:
     """Read the figures of both pages."""
-    steps = (DOCS / "benchmarks.md").read_text(encoding="utf-8").partition("One batch event")[0]
-    layers = (DOCS / "benchmarks-layers.md").read_text(encoding="utf-8")
+    steps = (
+        (DOCS / "project" / "benchmarks.md")
+        .read_text(encoding="utf-8")
+        .partition("One batch event")[0]
+    )
+    layers = (DOCS / "project" / "benchmarks-layers.md").read_text(encoding="utf-8")
     gpt = re.split(r"^A (?=[A-Z])", layers, flags=re.MULTILINE)[1]
     assert gpt.startswith("GPT"), gpt[:20]  # noqa: S101 - the page's own order
     return [

@@ -47,7 +47,7 @@ pytest_plugins = ["pytester"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin that checks docs/seeds.md at the end of a run of all tests."""
+    """Register the plugin that checks docs/project/seeds.md at the end of a run of all tests."""
     config.pluginmanager.register(SeedsPlugin(), "memlog-seeds")
 
 

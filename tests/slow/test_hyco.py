@@ -331,11 +331,11 @@ def test_the_physical_models_are_compared(folder: Path) -> None:
 
 
 def consoles() -> list[str]:
-    return [block.code for block in pages.blocks("hyco.md") if block.language == "console"]
+    return [block.code for block in pages.blocks("project/hyco.md") if block.language == "console"]
 
 
 def documented() -> list[tuple[str, str]]:
-    """Commands of docs/hyco.md whose output the page shows, each with this output."""
+    """Commands of docs/project/hyco.md whose output the page shows, each with this output."""
     parted = [code.removeprefix("$ ").partition("\n") for code in consoles()]
     return [(command, shown) for command, _, shown in parted if command.startswith("python run.py")]
 
@@ -352,7 +352,7 @@ def test_the_documentation_shows_what_is_printed(command: str, shown: str, folde
 def test_the_documentations_scopes_around_field_operations_run_and_print_that(
     tmp_path: Path,
 ) -> None:
-    [block] = [block for block in pages.blocks("hyco.md") if block.language == "python"]
+    [block] = [block for block in pages.blocks("project/hyco.md") if block.language == "python"]
     done = python(tmp_path, "-c", block.code, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert pages.unspaced(done.stdout) == pages.unspaced(block.shown or "")

@@ -1,4 +1,4 @@
-"""The example that measures lazy loading, run as docs/hyco.md shows it."""
+"""The example that measures lazy loading, run as docs/project/hyco.md shows it."""
 
 import re
 import shutil
@@ -46,7 +46,9 @@ def measured(lines: list[str]) -> tuple[float, list[float], list[float]]:
 
 @pytest.mark.seed(127, 128, 140)
 def test_a_cache_of_5_of_20_saves_about_three_quarters_of_the_data(folder: Path) -> None:
-    [code] = [block.code for block in pages.blocks("hyco.md") if "$ python ../lazy" in block.code]
+    [code] = [
+        block.code for block in pages.blocks("project/hyco.md") if "$ python ../lazy" in block.code
+    ]
     command, _, shown = code.removeprefix("$ ").partition("\n")
     lines = hyco.run(folder, command)
     assert pages.unspaced("\n".join(lines)) == pages.unspaced(shown)

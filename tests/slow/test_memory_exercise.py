@@ -180,7 +180,9 @@ def steady(text: str) -> list[str]:
 @pytest.mark.seed(69)
 def test_the_page_shows_what_is_printed(parts: dict[str, str], folder: Path) -> None:
     exercise, estimates = (
-        block.code for block in pages.blocks("memory_exercise.md") if block.language == "console"
+        block.code
+        for block in pages.blocks("project/memory_exercise.md")
+        if block.language == "console"
     )
     for part in ("snapshot", "phases", "compare"):  # times decide the units in the profiler's table
         shown = exercise[exercise.index(parts[part].splitlines()[0]) :].partition("\n== ")[0]

@@ -1,4 +1,4 @@
-"""Check of docs/seeds.md: each row marked "kept" must name tests that have its number and ran.
+"""Check of docs/project/seeds.md: each row marked "kept" must name tests that have its number and ran.
 
 This is a pytest plugin, which `tests/conftest.py` switches on. The plugin judges only runs of all tests.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "seeds.md"
+PAGE = Path(__file__).parents[2] / "docs" / "project" / "seeds.md"
 OUTCOMES = ("kept", "better", "refused")
 ROWS = 283
 _ROWS = "seeds"
@@ -18,7 +18,7 @@ _ROWS = "seeds"
 
 
 class Row(NamedTuple):
-    """A row of docs/seeds.md: a promise and its state."""
+    """A row of docs/project/seeds.md: a promise and its state."""
 
     number: int
     outcome: str
@@ -99,6 +99,8 @@ class SeedsPlugin:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.wrong:
-            terminalreporter.section("docs/seeds.md says more than this run showed", red=True)
+            terminalreporter.section(
+                "docs/project/seeds.md says more than this run showed", red=True
+            )
             for line in self.wrong:
                 terminalreporter.write_line(line)

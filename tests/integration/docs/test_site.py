@@ -106,7 +106,13 @@ def test_the_search_finds_a_setting(served: str, browser: Page) -> None:
 @pytest.mark.parametrize("width", [600, 1440])
 def test_no_page_is_wider_than_the_window(served: str, browser: Page, width: int) -> None:
     browser.set_viewport_size({"width": width, "height": 900})
-    for name in ("index", "costs", "reference/settings", "reference/commands", "benchmarks-layers"):
+    for name in (
+        "index",
+        "costs",
+        "reference/settings",
+        "reference/commands",
+        "project/benchmarks-layers",
+    ):
         browser.goto(f"{served}/{name}.html")
         assert browser.evaluate("document.documentElement.scrollWidth") <= width, name
 

@@ -57,7 +57,7 @@ def test_a_missing_docstring_fails_a_strict_build(
 @pytest.mark.parametrize(
     ("page", "link", "expected"),
     [
-        ("hyco.md", "../examples/hyco", "project/examples/hyco.md"),
+        ("project/hyco.md", "../../examples/hyco", "examples/hyco.md"),
         ("how-to/a.md", "../../CHANGELOG.md#x", "../project/changelog.md#x"),
         ("project/contributing.md", "docs/how-it-works.md", "../how-it-works.md"),
         ("index.md", "https://a.b/c.md", "https://a.b/c.md"),

@@ -1,4 +1,4 @@
-"""docs/seeds.md, and the check of its promises at the end of a run of all tests."""
+"""docs/project/seeds.md, and the check of its promises at the end of a run of all tests."""
 
 import ast
 import re
