@@ -1,7 +1,7 @@
 """Compare all surfaces for many made-up journals and real runs: ``python -m support.measure_truth``.
 
-``make truth`` writes the result into docs/project/truth.md. Each number is a seed, so that a reader can repeat
-a run: ``make truth ARGS="--journals 217:218 --runs 0 --ranks 0 --deaths 0 --repeats 0"``.
+``make truth`` writes the result into docs/project/truth.md. Each number is a seed, so that a reader can
+repeat a run: ``make truth ARGS="--journals 217:218 --runs 0 --ranks 0 --deaths 0 --repeats 0"``.
 """
 
 from __future__ import annotations
