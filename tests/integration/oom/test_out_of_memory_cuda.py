@@ -29,7 +29,7 @@ torch: Any = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.cuda
 
-PAGE = Path(__file__).parents[3] / "docs/how-to/read-an-out-of-memory-report.md"
+PAGE = Path(__file__).parents[3] / "docs/project/out-of-memory.md"
 HOLD = (
     "import torch; x = torch.empty({} * 2**20, dtype=torch.uint8, device='cuda'); print(1, flush=True); "
     "input()"
