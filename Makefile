@@ -104,8 +104,8 @@ bench-layers: $(VENV)/dev.stamp ## what tracing steps costs, beside other tools:
 bench-ranks: $(VENV)/dev.stamp ## what rank 0's helper process does for up to 1,000 ranks: writes docs/project/scaling.md
 	$(BIN)/python -m benchmarks.ranks --write docs/project/scaling.md $(ARGS)
 
-comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/comparison.md
-	$(BIN)/python -m benchmarks.comparison --write docs/comparison.md $(ARGS)
+comparison: $(VENV)/dev.stamp ## memlog beside other tools (ARGS="--python TraceML=…/bin/python …"): writes docs/project/comparison.md
+	$(BIN)/python -m benchmarks.comparison --write docs/project/comparison.md $(ARGS)
 
 # With --device: in the environment with torch's CUDA build. Only the first bytes of each copy to a device are
 # made, so that the simulated device's memory does not count as the host's.
@@ -144,14 +144,14 @@ gpu-checks: $(VENV)/dev.stamp ## on a machine with a GPU: its tests and its benc
 	MEMLOG_TESTS_NEED_CUDA=1 $(PYTEST) -m "gpu or cuda" $(CUDA_TESTS)
 	$(BIN)/python -m benchmarks.layers --device cuda --write docs/project/benchmarks-layers-gpu.md $(ARGS)
 
-gate-bench: $(VENV)/dev.stamp ## how often gates judge a steady and a 1 % heavier training wrongly (half an hour): writes into docs/compare.md
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate --write docs/compare.md $(ARGS)
+gate-bench: $(VENV)/dev.stamp ## how often gates judge a steady and a 1 % heavier training wrongly (half an hour): writes into docs/project/gates.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate --write docs/project/gates.md $(ARGS)
 
 truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/project/truth.md
 	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/project/truth.md $(ARGS)
 
-limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/limits.md
-	$(BIN)/python -m benchmarks.limits --write docs/limits.md $(ARGS)
+limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/project/limits.md
+	$(BIN)/python -m benchmarks.limits --write docs/project/limits.md $(ARGS)
 
 clean: ## remove the environments, builds and caches (recorded runs stay)
 	rm -rf $(VENV) $(OLDEST) $(CUDA) dist build site *.egg-info

@@ -17,47 +17,11 @@ from rich.console import Console
 from benchmarks.__main__ import machine
 from memlog.journal import find_run
 
-_PREFACE = """# Limits
+_PREFACE = """# What a long run takes
 
-Written by `make limits`. Limits of a run, and the memory and disk space that a long run takes.
+Written by `make limits`. The bounds are in [limits](../limits.md).
 
 """
-
-_BOUNDS = {
-    "the journal of a run": (
-        "`journal_limit`, 2 GiB by default. Above the limit, memlog's [helper process](glossary.md) "
-        "removes events from old files of the journal (*segments*), once from each file. The helper "
-        "process begins with files that all trackers have received. Then the helper process continues with "
-        "the other files, the oldest first. In a run without a tracker, the helper process begins with the "
-        "oldest file. Of every 1,000 events of one kind, the peaks and the last event stay. Alerts, epochs "
-        "and rare events all stay. `memlog show` prints the number of removed events. The newest file of "
-        "each process (at most 16 MiB, or an eighth of the limit) is never changed. If the journal reaches "
-        "1.5 times the limit, because the helper process has ended or is too slow, memlog writes only "
-        "steps with a new peak and one of every 1,000 other steps."
-    ),
-    "space that a running process allocates ahead": (
-        "80 KiB at most behind the last line of its newest file; a killed process leaves them as zero bytes. "
-        "16 KiB of them are for the run's end on a full disk"
-    ),
-    "events in the queue for a slow disk": "100,000, about 15 MB; more are dropped and counted",
-    "a write that the file system does not finish": (
-        "no limit: the step waits until the write ends ([promises](reliability.md)). On a local disk a step "
-        "makes no write. Elsewhere memlog uses the queue only after many slow writes that ended."
-    ),
-    "a line of the journal": "1 MiB; a longer line is ignored",
-    "points that a tracker gets": (
-        "one per step below step 10,000, then one per ten steps, from step 100,000 one per hundred steps, "
-        "each with the highest peak of its steps: 28,000 points per metric for a million steps. W&B is "
-        "different: a run that memlog opens has one row per step, and in your own run memlog adds its "
-        "values to the rows that you log"
-    ),
-    "alerts that a tracker shows": "the newest 1,000 of a run",
-    "the name of an artifact": "128 characters",
-    "`finish`": (
-        "10 s (`finish_timeout`), 2 s if no tracker can be reached; the helper process continues for 120 "
-        "s (`linger`), after SIGTERM for 20 s"
-    ),
-}
 
 _STEADY = """
     import json
@@ -228,15 +192,10 @@ def main() -> None:
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables to FILE")
     options = parser.parse_args()
-    tables = "\n\n".join([_bounds(), machine(), _long(options.events), _delivery(options.seconds)])
+    tables = "\n\n".join([machine(), _long(options.events), _delivery(options.seconds)])
     Console().print(tables, markup=False, highlight=False)
     if options.write:
         options.write.write_text(_PREFACE + tables + "\n")
-
-
-def _bounds() -> str:
-    rows = [f"| {what} | {bound} |" for what, bound in _BOUNDS.items()]
-    return "\n".join(["| what | bound |", "|---|---|", *rows])
 
 
 def _long(events: int) -> str:

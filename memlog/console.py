@@ -2,8 +2,8 @@
 
 `Console` prints the events of a session. The functions return the text that monitors print.
 
-Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/monitors.md lists the
-lines that differ from the older monitors' lines. If there is no accelerator, a line shows the host's memory.
+Sizes are in "MB" of 1024² bytes, as in the older monitors that memlog replaces. docs/project/old-monitors.md
+lists the lines that differ. If there is no accelerator, a line shows the host's memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replacement of ``src.utils.memory_monitor``: six monitors of memlog with the old names and signatures.
 
-The monitors come from `memlog.monitors`, and have the old defaults. docs/monitors.md lists how their printed
-lines differ from the old ones.
+The monitors come from `memlog.monitors`, and have the old defaults. docs/project/old-monitors.md lists how
+their printed lines differ from the old ones.
 """
 
 from memlog.monitors import (

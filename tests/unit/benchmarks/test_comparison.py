@@ -1,4 +1,4 @@
-"""The tables of `docs/comparison.md`."""
+"""The tables of `docs/project/comparison.md`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.comparison.__main__ import Done, cost_table, found_table
 from benchmarks.comparison.arms import ARMS, SPIKE_STEP
 from benchmarks.comparison.readings import READERS, Reading, text_about, wandb
 
-PAGE = Path(__file__).parents[3] / "docs" / "comparison.md"
+PAGE = Path(__file__).parents[3] / "docs" / "project" / "comparison.md"
 
 
 def done(arm: str, processor_ms: float = 5.0, *readings: Reading, text: str = "") -> Done:

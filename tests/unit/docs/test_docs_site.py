@@ -155,19 +155,3 @@ def test_the_readmes_links_lead_somewhere() -> None:
             headings = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\s-]", "", one.lower()).replace(" ", "-") for one in headings}
             assert anchor[1:] in slugs, target + anchor
-
-
-def test_the_guide_to_failures_shows_lines_that_are_tested() -> None:
-    """``test_out_of_memory_cuda.py`` compares the whole lines of the other page."""
-    tested = rows_below("| what ran out", "project/out-of-memory.md")
-    shown = rows_below("| what ran out", "how-to/read-an-out-of-memory-report.md")
-    assert len(tested) > len(shown) > 5
-    for cause, line in shown.items():
-        assert tested[cause].endswith(f" requested: {line}"), cause
-
-
-def rows_below(heading: str, page: str) -> dict[str, str]:
-    """Return the second cells of a table by the first."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n{heading}")[2]
-    rows = [line[2:-2].split(" | ") for line in text.splitlines()[2:] if line.startswith("| ")]
-    return {row[0]: row[1] for row in rows}
