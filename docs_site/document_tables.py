@@ -100,7 +100,8 @@ def _leaf(kind: Any) -> tuple[str, tuple[str, ...]]:
     """Return the name of a type without fields, and its values if only some are possible."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (list, tuple, Sequence):
-        return f"list of {_leaf(arguments[0])[0]}s", ()
+        element, is_optional = _required(arguments[0])
+        return f"list of {_leaf(element)[0]}s{' or nulls' if is_optional else ''}", ()
     if origin is typing.Literal:
         return "string", arguments
     if origin in _UNIONS:  # of literals

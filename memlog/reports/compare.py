@@ -15,8 +15,12 @@ SCHEMA = 1
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
+    """A compared run, or an entry of a baseline file."""
+
     id: str
+    """The run's id, or the name of the baseline file."""
     name: str | None
+    """Name passed to ``init``, or of the baseline's entry."""
     status: RunStatus
     steps: int | None
     """Number of recorded steps; ``None`` for an entry of a baseline file."""
@@ -31,6 +35,7 @@ class Compared(msgspec.Struct, frozen=True):
 
     unit: Unit
     values: tuple[float | None, ...]
+    """One value per run, ``None`` if it is unknown."""
     changes_percent: tuple[float | None, ...]
     """Changes against the first run, in percent. ``None`` for the first run itself, and if a value is unknown
     or the first run's value is 0."""
@@ -40,11 +45,17 @@ class Comparison(msgspec.Struct, frozen=True):
     """The document of ``memlog compare --json``."""
 
     schema: int
+    """Version of the document."""
     runs: tuple[ComparedRun, ...]
+    """The runs, in the order of the arguments."""
     figures: dict[str, Compared]
+    """The figures of the table."""
     categories: dict[str, Compared]
+    """Bytes live at ``traced_peak`` by category, the largest first."""
     layers: dict[str, Compared]
+    """The same by layer."""
     gates: tuple[GateResult, ...]
+    """One entry for each gate and run."""
     notes: tuple[str, ...]
     """Remarks on the figures, in whole sentences."""
 

@@ -91,12 +91,16 @@ class GateResult(msgspec.Struct, frozen=True):
     """Result of one gate for one run."""
 
     gate: str
+    """The gate, as it was written."""
     run: str
+    """The judged run's id."""
     figure: str
+    """The figure's name."""
     unit: Unit
     first: float | None
     """The first run's figure; ``None`` if it is unknown, or if the gate's limit is no change."""
     value: float | None
+    """The judged run's figure; ``None`` if it is unknown."""
     failed: bool | None
     """True if the gate's condition is true. ``None``: the gate could not be judged, which is an error."""
     why: str | None

@@ -43,9 +43,13 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """``host.rss`` (the process), ``host.tree`` (with its child processes), or the device's name."""
     current_bytes: int | None
+    """Memory in use now; of a device: allocated."""
     peak_bytes: int | None
+    """Highest memory in use."""
     peak_source: PeakSource | None
+    """How the peak was obtained."""
     peak_step: int | None
+    """Step of the peak."""
     limit_bytes: int | None
     """Bytes that the process and its child processes may use together, or the device's capacity."""
     history_bytes: list[int]
@@ -54,30 +58,43 @@ class LiveMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a distributed training."""
+
     rank: int
+    """The rank's number."""
     run: str
+    """The id of the rank's run."""
     status: RunStatus
     step: int | None
+    """The rank's last step."""
     memory: LiveMemory | None
     """Memory of the rank's accelerator, or of its process if the rank has no accelerator."""
     alerts: int
+    """Number of the rank's alerts."""
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """Document of ``memlog watch --json``. While `SCHEMA` is unchanged, fields are only added."""
 
     schema: int = SCHEMA
+    """Version of the document."""
     run: str
+    """The run's id."""
     directory: str
+    """The run's folder."""
     names: list[str]
     """Name passed to ``init``, followed by the names and ids that the run has in trackers."""
     status: RunStatus
     step: int | None
     """Last step; ``None``: there was none."""
     evaluation: int | None
+    """Last evaluation of a watched loss."""
     epoch: int | None
+    """Last epoch."""
     loss: float | None
+    """Last loss."""
     steps_per_s: float | None
+    """Steps per second over the last ten seconds."""
     elapsed_s: float | None
     """Seconds from the run's start to its end; until then, to its newest event."""
     newest_event: str | None
@@ -87,12 +104,15 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """The most important finding with its growth and forecast, else a sentence saying that nothing grew."""
     findings: list[FindingFacts]
     alerts: list[AlertFacts]
-    """The newest alerts, at most `ALERTS_SHOWN`, the newest last."""
+    """The newest five alerts, the newest last."""
     alerts_total: int
+    """Number of all alerts."""
     ranks: list[LiveRank]
     """All ranks of a distributed training, including this run's rank; empty if the run trains alone."""
     dropped: int
+    """Number of events that memlog lost."""
     faults: int
+    """Number of errors inside memlog."""
 
 
 class LiveRun:
