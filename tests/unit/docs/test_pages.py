@@ -3,6 +3,22 @@
 from pathlib import Path
 
 DOCS = Path(__file__).parents[3] / "docs"
+MOST_WORDS = 35_000
+"""Words that a user has to search through; pages about memlog itself and the gallery are apart."""
+
+
+def test_the_pages_for_users_are_short() -> None:
+    pages = [
+        path
+        for path in sorted(DOCS.rglob("*.md"))
+        if path.relative_to(DOCS).parts[0] not in ("project", "gallery")
+    ]
+    assert len(pages) > 40
+    words = {
+        str(path.relative_to(DOCS)): len(path.read_text(encoding="utf-8").split()) for path in pages
+    }
+    longest = sorted(words, key=lambda name: -words[name])[:5]
+    assert sum(words.values()) <= MOST_WORDS, f"{sum(words.values())}: {longest}"
 
 
 def test_the_guide_to_failures_shows_lines_that_are_tested() -> None:
