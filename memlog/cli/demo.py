@@ -1,4 +1,4 @@
-"""``memlog demo``: training of a small GPT for a minute or two, recorded by memlog."""
+"""``memlog demo``: a program with a memory fault, recorded by memlog: a small GPT, or one without PyTorch."""
 
 from __future__ import annotations
 
@@ -19,33 +19,45 @@ from memlog.sink import LOCAL, is_installed, load_backend
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Number of optimizer steps; by default as many as two CPU cores make in a minute or two.",
+    help="Number of steps; by default as many as two CPU cores make in a minute or two.",
+)
+@click.option(
+    "--tiny",
+    is_flag=True,
+    help="Count words for a few seconds instead: without PyTorch and a tracker.",
 )
 @click.option(
     "--backend",
-    default="mlflow",
-    show_default=True,
+    show_default="mlflow",
     shell_complete=complete_backends,
     help="Where the memory is recorded: mlflow, wandb (offline), local (memlog's own files only), …",
 )
-def demo(steps: int | None, backend: str) -> None:
+def demo(steps: int | None, backend: str | None, *, tiny: bool) -> None:
     """Train a small GPT and record its memory, as an example run.
 
-    The program is examples/train_gpt.py, an ordinary PyTorch program in one file.
+    The program is examples/train_gpt.py, an ordinary PyTorch program in one file; with --tiny,
+    examples/count_words.py.
     """
+    arguments = [] if steps is None else ["--steps", str(steps)]
+    if tiny:
+        if backend not in (None, LOCAL):
+            raise click.UsageError("--tiny uses no tracker: leave out --backend, or --tiny")
+        _run_program(_example("count_words.py"), arguments)
+        return
     if not is_installed("torch"):
         raise MissingExtraError(
-            "the demo trains with PyTorch, which is not installed: pip install torch"
+            "the demo trains with PyTorch, which is not installed: pip install torch, or do without: "
+            "memlog demo --tiny"
         )
+    backend = backend or "mlflow"
     _require_client(backend)
-    arguments = ["--backend", backend]
-    if steps is not None:
-        arguments += ["--steps", str(steps)]
-    # Beside this file if memlog is installed, in examples/ in a checkout.
-    program = Path(__file__).with_name("train_gpt.py")
-    if not program.exists():
-        program = Path(__file__).parents[2] / "examples" / "train_gpt.py"
-    _run_program(program, arguments)
+    _run_program(_example("train_gpt.py"), ["--backend", backend, *arguments])
+
+
+def _example(name: str) -> Path:
+    """Return the path of an example: beside this file if memlog is installed, else in the checkout."""
+    program = Path(__file__).with_name(name)
+    return program if program.exists() else Path(__file__).parents[2] / "examples" / name
 
 
 def _require_client(backend: str) -> None:

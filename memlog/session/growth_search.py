@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.events import (
@@ -17,12 +20,13 @@ from memlog.events import (
     Batch,
     End,
     Event,
+    Finding,
     HeapReading,
     Inquiry,
     Trace,
     now_us,
 )
-from memlog.facts.growth_findings import FREE_LISTS
+from memlog.facts.growth_findings import FREE_LISTS, GrowthFindings
 from memlog.facts.judge import GrowthNews, RunJudge
 from memlog.facts.rises import Rise
 from memlog.facts.run_fold import RunFold
@@ -30,10 +34,13 @@ from memlog.facts.run_verdict import RunVerdict
 from memlog.facts.verdict import verdict
 from memlog.growth.series import Suspicion
 from memlog.journal import RunDirectory
-from memlog.leaks.inquiry import GrowthInquiry
-from memlog.leaks.other_causes import TrainersMemory
 from memlog.probes.machine import host_free
-from memlog.probes.process import read_heap
+from memlog.probes.process import collect_garbage, read_heap
+from memlog.sink import is_installed
+
+if TYPE_CHECKING:
+    from memlog.leaks.inquiry import GrowthInquiry
+    from memlog.leaks.other_causes import TrainersMemory
 
 _HEAP_STEPS = 2
 """Number of steps between readings of the heap while growth is examined. Each reading takes 5 to 500 µs."""
@@ -60,8 +67,15 @@ class GrowthSearch:
         self._last_step = last_step
         self._freed_at: dict[str, int] = {}
         """For each series, the last step before garbage was collected that explained its growth."""
-        self._memory = TrainersMemory()
-        self._inquiry = GrowthInquiry(publish, diagnostics, is_traced, begun, traces)
+        self._memory: TrainersMemory | _Garbage = _Garbage()
+        self._inquiry: GrowthInquiry | _NoInquiry = _NoInquiry(publish)
+        if is_installed("torch"):
+            # Imported here: both import torch.
+            from memlog.leaks.inquiry import GrowthInquiry  # noqa: PLC0415
+            from memlog.leaks.other_causes import TrainersMemory  # noqa: PLC0415
+
+            self._memory = TrainersMemory()
+            self._inquiry = GrowthInquiry(publish, diagnostics, is_traced, begun, traces)
         self._suspected: set[str] = set()
         self._handled: dict[str, int] = {}
         self._reads_heap = self._is_ending = False
@@ -161,6 +175,66 @@ class GrowthSearch:
             self._publish(Inquiry(now_us(), growth.step, series, searching=False, garbage=True))
         return found
 
+
+_GARBAGE = 0.25
+"""If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
+
+
+class _Garbage:
+    """Garbage of a process without torch."""
+
+    def is_garbage(
+        self, growth: Suspicion, *, is_confirmed: bool, has_ended: bool, is_early: bool = False
+    ) -> bool:
+        """Collect garbage. Return True if it explains the growth. After the last step, collect nothing."""
+        found = None if has_ended else collect_garbage(old=is_confirmed and not is_early)
+        rise = growth.rate * (growth.step - growth.since_step)
+        return found is not None and found.freed >= _GARBAGE * rise
+
+
+class _NoInquiry:
+    """Receiver of verdicts in a process without torch, which the search for holders needs.
+
+    Confirmed growth is published without a cause. For the methods, see `memlog.leaks.inquiry.GrowthInquiry`.
+    """
+
+    searching = waits = False
+
+    def __init__(self, publish: Callable[[Event], object]) -> None:
+        self._publish = publish
+        self._findings = GrowthFindings(self._take)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Finding) and event.kind == "growth":
+            event = msgspec.structs.replace(event, remedy=_REMEDY)
+        self._publish(event)
+
+    def confirmed(self, growth: Suspicion) -> None:
+        self._findings(growth)
+
+    def suspected(self, growth: Suspicion, *, is_early: bool = False) -> None: ...
+
+    def withdrawn(self, growth: Suspicion) -> None: ...
+
+    def rises(self, series: str, since: int, rise: float) -> None: ...
+
+    def after_step(self, step: int, event: Batch | None) -> None: ...
+
+    def ends(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def is_explained_by_rises(self, growth: Suspicion) -> bool:  # noqa: ARG002 - nothing is searched
+        return False
+
+    def is_held(self, growth: Suspicion) -> bool:  # noqa: ARG002 - see above
+        return False
+
+
+_REMEDY = (
+    "Look for what a step keeps, such as results in lists, and caches. memlog looks for it itself if PyTorch "
+    "is installed (pip install torch)."
+)
 
 _SECONDS = 5.0
 """Maximum seconds for judging. The growth of a longer run is judged by commands that read the run."""

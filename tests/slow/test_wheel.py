@@ -19,6 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 VIEWER = "memlog/artifacts/_speedscope/"
 BUILD = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir")
 CHARTS = "memlog/reports/page/_uplot/"
+EXAMPLES = ("train_gpt.py", "count_words.py")
 
 
 def source_files() -> set[str]:
@@ -88,7 +89,7 @@ def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     own = {name for name in names if not name.startswith((VIEWER, CHARTS))}
-    assert own == source_files() | {"memlog/cli/train_gpt.py"}
+    assert own == source_files() | {f"memlog/cli/{name}" for name in EXAMPLES}
     assert {"memlog/py.typed", "memlog_mlflow/py.typed"} <= names
 
 
@@ -132,10 +133,11 @@ def test_without_npm_a_wheel_is_built_and_the_missing_viewer_said(tmp_path: Path
         assert not any(VIEWER in name or CHARTS in name for name in archive.namelist())
 
 
-def test_the_wheel_carries_the_example_as_it_is(wheel: Path) -> None:
+def test_the_wheel_carries_the_examples_as_they_are(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        carried = archive.read("memlog/cli/train_gpt.py")
-    assert carried == (CHECKOUT / "examples" / "train_gpt.py").read_bytes()
+        for name in EXAMPLES:
+            carried = archive.read(f"memlog/cli/{name}")
+            assert carried == (CHECKOUT / "examples" / name).read_bytes()
 
 
 def test_the_wheel_registers_the_command_and_the_sinks(wheel: Path) -> None:
@@ -165,6 +167,15 @@ def test_a_missing_extra_is_one_line_with_the_remedy(installed: Installed) -> No
     last = failed.stderr.rstrip().splitlines()[-1]
     assert "MissingExtraError" in last
     assert "pip install 'mlflow>=" in last
+
+
+def test_the_tiny_demo_needs_no_extra_and_reports_its_mistake(installed: Installed) -> None:
+    done = installed.memlog("demo", "--tiny")
+    printed = [line for line in done.stderr.splitlines() if line.startswith("memlog: ")]
+    assert any("The process's memory grows by 19" in line for line in printed)
+    assert not any("failed" in line for line in printed)
+    verdict, *_ = installed.memlog("show", "latest").stdout.splitlines()
+    assert verdict.startswith("The process's memory grows by 19")
 
 
 def test_the_demo_without_its_extras_says_what_to_install(installed: Installed) -> None:

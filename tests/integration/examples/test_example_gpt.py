@@ -115,7 +115,7 @@ def test_without_pytorch_the_command_says_how_to_get_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(demo_module, "is_installed", lambda _: False)
     error = CliRunner().invoke(demo).exception
     assert isinstance(error, MissingExtraError)
-    assert str(error).endswith("pip install torch")
+    assert str(error).endswith("pip install torch, or do without: memlog demo --tiny")
 
 
 def test_without_the_client_the_command_says_how_to_get_it_or_do_without(

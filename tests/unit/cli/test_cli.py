@@ -27,7 +27,7 @@ def test_the_commands_and_their_options_are_frozen() -> None:
         "estimate": "target --batch --length --device --cpu --gpu --ranks --fit --json",
         "compare": "runs --fail-if --update --allow-unfinished --format --json --dir",
         "completion": "shell",
-        "demo": "--steps --backend",
+        "demo": "--steps --tiny --backend",
         "doctor": "--json --dir",
         "mcp": "--skill --dir",
         "open": "what --no-browser --port --dir",

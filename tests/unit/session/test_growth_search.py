@@ -11,6 +11,7 @@ from memlog.events import HOST_ANON, Event, Finding, Inquiry
 from memlog.facts.judge import GrowthNews
 from memlog.growth.series import Suspicion, Verdict
 from memlog.leaks.holders import Holder, HolderKind
+from memlog.session import growth_search
 from memlog.session.growth_search import GrowthSearch
 
 MIB = 2**20
@@ -34,8 +35,12 @@ def growth(step: int) -> Suspicion:
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_a_verdict_from_before_a_collection_does_not_count_after_it() -> None:
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_a_verdict_from_before_a_collection_does_not_count_after_it(
+    has_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The helper process judged the levels before it saw that garbage explained them."""
+    monkeypatch.setattr(growth_search, "is_installed", lambda _: has_torch)
     published: list[Event] = []
     search = GrowthSearch(
         published.append, Diagnostics(), lambda: False, lambda: 150, time.monotonic()
@@ -48,7 +53,8 @@ def test_a_verdict_from_before_a_collection_does_not_count_after_it() -> None:
     assert not any(isinstance(event, Finding) for event in published)
     search.take(GrowthNews("confirmed", 3, growth(250)))
     search.finish()
-    assert any(isinstance(event, Finding) for event in published)
+    (found,) = (event for event in published if isinstance(event, Finding))
+    assert ("pip install torch" in (found.remedy or "")) is not has_torch
 
 
 @pytest.mark.usefixtures("no_collections")
