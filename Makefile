@@ -9,6 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # -qq: pip's progress is noise in a log. Its errors are still shown.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
+# The same, with a line as pip begins a download of 10 MB or more, and one as it unpacks. The pipe hides its status.
+telling = { $(subst -qq,,$(PIP)) --progress-bar off $(1) || touch $@.failed; } | awk ' \
+  /^ *Downloading .*\(([0-9][0-9]+(\.[0-9]+)? MB|[0-9.]+ GB)\)/ { print "  downloading", $$2, $$3, $$4; fflush() } \
+  /^Installing collected/ { print "  unpacking (about a minute)"; fflush() }'; ! rm $@.failed 2> /dev/null
+COMMA := ,
 # Without plugins that dependencies bring: they cost each worker half a second.
 PYTEST := $(BIN)/python -m pytest -p no:hydra_pytest -p no:anyio
 # One worker per core. The tests of a file stay together because they share a server, and the longest files
@@ -179,8 +184,8 @@ $(OLDEST)/made.stamp: pyproject.toml
 
 # The constraints matter most for torch: unpinned, pip takes a build of several gigabytes.
 $(VENV)/demo.stamp: $(VENV)/made.stamp $(SETTINGS)
-	@echo "installing memlog with torch and MLflow (some minutes the first time)"
-	@$(PIP) -c constraints.txt -e '.[torch,mlflow]'
+	@echo "installing memlog with torch and MLflow, some minutes the first time; large downloads are named:"
+	@$(call telling,-c constraints.txt -e '.[torch$(COMMA)mlflow]')
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/made.stamp $(SETTINGS)

@@ -19,7 +19,7 @@ from memlog.sink import LOCAL, is_installed, load_backend
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Number of steps; by default as many as two CPU cores make in a minute or two.",
+    help="Number of steps; by default as many as two CPU cores make in about a minute.",
 )
 @click.option(
     "--tiny",
