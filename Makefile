@@ -48,7 +48,7 @@ CUDA_TESTS = $(shell grep -rlE 'pytest\.mark\.(cuda|gpu)\b' tests --include='tes
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda estimate-bench-ranks estimate-bench-ranks-cuda plans-bench gate-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth clean
+.PHONY: help demo test check lint format types contracts wheel unit docs docs-serve gallery bench bench-layers bench-ranks comparison estimate-bench estimate-bench-cuda estimate-bench-ranks estimate-bench-ranks-cuda plans-bench gate-bench insight leaks cuda-env cuda-tests gpu-checks limits test-oldest-torch truth release-check clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
@@ -154,6 +154,10 @@ gate-bench: $(VENV)/dev.stamp ## how often gates judge a steady and a 1 % heavie
 
 truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten minutes): writes into docs/project/truth.md
 	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/project/truth.md $(ARGS)
+
+# Without a network: pip uses no index, npm its cache.
+release-check: $(VENV)/dev.stamp ## what a release needs: changelog, equal builds, metadata, the wheel without extras (ARGS="--tag v0.2.0 --dist dist")
+	@$(BIN)/python .ci/release_check.py $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/project/limits.md
 	$(BIN)/python -m benchmarks.limits --write docs/project/limits.md $(ARGS)
