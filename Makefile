@@ -156,7 +156,7 @@ truth: $(VENV)/dev.stamp ## compare what all surfaces say about 1,000 runs (ten 
 	PYTHONPATH=tests $(BIN)/python -m support.measure_truth --write docs/project/truth.md $(ARGS)
 
 # Without a network: pip uses no index, npm its cache.
-release-check: $(VENV)/dev.stamp ## what a release needs: changelog, equal builds, metadata, the wheel without extras (ARGS="--tag v0.2.0 --dist dist")
+release-check: $(VENV)/dev.stamp ## everything that a release needs, without a network (ARGS="--help")
 	@$(BIN)/python .ci/release_check.py $(ARGS)
 
 limits: $(VENV)/dev.stamp ## what a long run takes: writes docs/project/limits.md

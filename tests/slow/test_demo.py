@@ -97,7 +97,8 @@ def test_the_demos_memory_is_on_mlflows_page(
     of_memory = ["memory/host", "memory/layers", "memory/step", "memory/trace"]
     assert sections == [*of_memory, "Model metrics"]  # the last is MLflow's own, and empty
     assert f"finished, {STEPS} steps" in described
-    assert re.fullmatch(r"GPT, step [0-9]+: [0-9.]+ MiB at the peak", title)
+    # The first traced step has a lower bound, as the model was called before. The budget may allow no other.
+    assert re.fullmatch(r"GPT, step [0-9]+: (at least )?[0-9.]+ MiB at the peak", title)
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm fetches speedscope: not installed")
