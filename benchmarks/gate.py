@@ -19,9 +19,16 @@ from statistics import fmean, stdev
 from benchmarks.__main__ import machine
 from benchmarks.estimates.pages import put_into
 from memlog.journal import RunDirectory
-from memlog.reports.baseline import baseline_of, find_baseline, read_baselines, update_baselines
 from memlog.reports.figures import RunFigures, repeated, run_figures
-from memlog.reports.gates import Gate, judge, parse_gate
+from memlog.reports.gates import (
+    Gate,
+    baseline_of,
+    find_baseline,
+    judge,
+    parse_gate,
+    read_baselines,
+    update_baselines,
+)
 
 STEADY, HEAVIER = 1000, 1010
 """Width of the hidden layers."""

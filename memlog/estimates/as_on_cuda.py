@@ -57,7 +57,8 @@ from memlog.torchside.fakes import (
     without_autocast_on_cpu,
 )
 from memlog.torchside.tensors import has_kernel, onednn_enabled, set_onednn_enabled
-from memlog.tracer.engines import live_storages, patches, storage_events
+from memlog.tracer.engines import patches
+from memlog.tracer.engines.simulated_step import SIMULATED
 
 _KEPT_BY_GRU: Final = 5
 """Values that the GRU's kernel keeps for each value of the state."""
@@ -316,8 +317,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
             patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu", "cuda"]),
             computed_from_shapes(gpu),
             layers.of_cudnn(),
-            live_storages.placed_by(places),
-            storage_events.counted(Cublas(gpu, places)),
+            SIMULATED.knowing(placement=places, libraries=Cublas(gpu, places)),
             patches.RANDOM_STATE_COPIES.without_listeners(),  # they lie on the host
         ):
             yield

@@ -37,6 +37,7 @@ from memlog.torchside.fakes import tree_leaves, tree_map_only, without_modes
 from memlog.torchside.internals import operation_name
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
+from memlog.tracer.engines.simulated_step import SIMULATED
 from memlog.tracer.tensor_storages import is_sparse
 
 MAX_REAL_BYTES: Final = 32 * MIB
@@ -113,7 +114,7 @@ a tensor."""
 @contextmanager
 def measured_on_small_batches() -> Iterator[None]:
     """Inside the block, measure the workspaces of traced operations whose tensors are fake."""
-    with op_workspace.of_fakes(_workspace):
+    with SIMULATED.knowing(measure_fakes=_workspace):
         yield
 
 

@@ -18,6 +18,7 @@ from memlog.estimates.cuda_kernels.reductions import Call, Gpu, Temporaries
 from memlog.torchside.internals import operation_name
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
+from memlog.tracer.engines.simulated_step import SIMULATED
 
 _TABLES: Final = (reductions, attention, layers, losses, sorting)
 TEMPORARIES: Final[Mapping[str, Temporaries]] = {
@@ -54,7 +55,7 @@ _NONE: Final = Workspace(0, 0)
 @contextmanager
 def computed_from_shapes(gpu: Gpu) -> Iterator[None]:
     """Inside the block, compute the buffers of traced operations on fake tensors, for kernels on ``gpu``."""
-    with op_workspace.of_fakes(partial(workspace, gpu), once=False):
+    with SIMULATED.knowing(measure_fakes=partial(workspace, gpu), once_a_shape=False):
         yield
 
 

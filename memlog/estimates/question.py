@@ -29,7 +29,7 @@ from memlog.events import SavedState
 from memlog.torchside.compiled_code import can_plan, planned_by_inductor
 from memlog.torchside.fakes import tree_leaves, tree_map_only
 from memlog.trace.records import RecordedTrace
-from memlog.tracer.engines.live_storages import counted_instead
+from memlog.tracer.engines.simulated_step import SIMULATED
 from memlog.tracer.window import are_compiled
 
 DeviceType: TypeAlias = Literal["cuda", "cpu"]
@@ -129,7 +129,7 @@ class Question:
         planned = planned_by_inductor(on_cuda=self.device == "cuda")
         with (
             fakes.replace(known, given),
-            counted_instead(fakes.counted),
+            SIMULATED.knowing(stand_in=fakes.counted),
             planned,
             mode,
             reasons(),

@@ -44,8 +44,8 @@ from memlog.torchside.fakes import (
     without_modes,
 )
 from memlog.torchside.tensors import DisableTorchFunction
-from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import Workspace
+from memlog.tracer.engines.simulated_step import SIMULATED
 
 _OF_MESHES: Final = ("__getitem__", "_flatten", "_unflatten", "get_local_rank", "from_group")
 """Methods that calculate with the numbers of ranks."""
@@ -395,7 +395,7 @@ _Rule: TypeAlias = Callable[[Any, Any], int]
 
 def counted_collectives(*, on_cpu: bool) -> AbstractContextManager[None]:
     """Inside the block, count what collectives allocate inside themselves: gloo's, or NCCL's (nothing)."""
-    return op_workspace.of_unmeasured(inside_gloo if on_cpu else _of_nccl)
+    return SIMULATED.knowing(known_workspace=inside_gloo if on_cpu else _of_nccl)
 
 
 def _of_nccl(func: Any, _: Any, __: Any) -> Workspace | None:

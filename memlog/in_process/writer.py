@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery import settling
-from memlog.delivery.settling import Settling
+from memlog.delivery.helper import protocol
+from memlog.delivery.helper.protocol import Settling
 from memlog.events import Event
 from memlog.in_process.written_runs import RunState, WrittenRuns
 from memlog.journal import RunDirectory
@@ -30,7 +30,7 @@ INTERVAL = 0.1
 """Seconds between passes over the journal. At 1,000 steps a second the passes take 0.6 % of a processor."""
 _MOST_OWN_WORK = 10.0
 """Maximum seconds by which memlog delays the end of a user's run if memlog itself, and not the tracker's
-client, takes more than `memlog.delivery.settling.SETTLED_WITHIN`, for example on a busy machine."""
+client, takes more than `memlog.delivery.helper.protocol.SETTLED_WITHIN`, for example on a busy machine."""
 _POLL = 0.1
 """Seconds between checks that the writer's thread lives, while the user's thread waits for it."""
 _SAVE_INTERVAL = 1.0
@@ -153,13 +153,13 @@ class InProcessWriter:
     def _before_end(self, user_run: InProcessRun) -> None:
         """Settle the run's verdict, and write all remaining data. Called on the user's thread.
 
-        The run ends afterwards, about `memlog.delivery.settling.SETTLED_WITHIN` seconds later at the latest
+        The run ends afterwards, at the latest about `protocol.SETTLED_WITHIN` seconds later
         if the tracker's client hangs.
         """
         run_state = self._runs.current(user_run)
         if run_state is None:
             return
-        settled, deadline = None, time.monotonic() + settling.SETTLED_WITHIN
+        settled, deadline = None, time.monotonic() + protocol.SETTLED_WITHIN
         if self._is_working:
             settled = self._settle(user_run.run_id)
             self._ask_thread(_Ending(user_run, settled, is_last=False), deadline)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.delivery.helper.origin import command_and_host
-from memlog.delivery.run_report import keep_report
+from memlog.delivery.run_pages import keep_report
 from memlog.events import (
     REPORT_FILE,
     Alert,

@@ -2,7 +2,7 @@
 
 Growth, alert rules and the allocator's retries are judged in the helper process. A few things must happen in
 the training process: the search for what holds memory, a collection of garbage, calls of ``on_alert``,
-printed lines. The helper process asks for them (`memlog.delivery.helper.requests`), and a step looks for
+printed lines. The helper process asks for them (`memlog.delivery.helper.protocol`), and a step looks for
 requests.
 """
 
@@ -20,7 +20,7 @@ import msgspec
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import say
 from memlog.bus import EventBus
-from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, Request, RequestReader
+from memlog.delivery.helper.protocol import JUDGED_HERE, RUNNING, Request, RequestReader
 from memlog.events import Alert, Batch, End, Event, Finding, HeapReading, Trace, now_us
 from memlog.facts.rises import EarlyRises, Rise
 from memlog.facts.run_verdict import RunVerdict, is_known, new_alert
@@ -29,7 +29,7 @@ from memlog.probes.process import collect_garbage, read_heap
 
 if TYPE_CHECKING:
     from memlog.console import Console
-    from memlog.delivery.helper.alert_pipe import AlertListener
+    from memlog.delivery.helper.protocol import AlertListener
     from memlog.facts.judge import GrowthNews
     from memlog.leaks.wasted_gradients import WastedGradients
     from memlog.session.growth_search import GrowthSearch
@@ -164,7 +164,7 @@ class HelperRequests:
         """
         if not self._sampled_rules():
             return None
-        from memlog.delivery.helper.alert_pipe import AlertListener  # noqa: PLC0415 - see above
+        from memlog.delivery.helper.protocol import AlertListener  # noqa: PLC0415 - see above
 
         return AlertListener(self._tell, self._diagnostics)
 

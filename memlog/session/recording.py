@@ -14,7 +14,7 @@ from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.processes import rank_position
 from memlog.autolog.saved_state import saved_state
-from memlog.delivery.settling import Settling, settled_until
+from memlog.delivery.helper.protocol import Settling, settled_until
 from memlog.events import (
     End,
     Epoch,

@@ -17,7 +17,7 @@ from memlog.autolog.saved_state import copying_libraries
 from memlog.autolog.step_recorder import BatchRecorder, run_event
 from memlog.bus import EventBus
 from memlog.console import Console
-from memlog.delivery.settling import Settling
+from memlog.delivery.helper.protocol import Settling
 from memlog.events import Alert, Batch, Device, Event, OutOfMemory, Status, Trace, now_us
 from memlog.inputs.step_inputs import LoaderWatch
 from memlog.inputs.watch import StepInputsWatch
@@ -41,7 +41,7 @@ from memlog.sink import (
 )
 
 if TYPE_CHECKING:
-    from memlog.delivery.helper.alert_pipe import AlertListener
+    from memlog.delivery.helper.protocol import AlertListener
     from memlog.in_process.writer import InProcessWriter
     from memlog.session.phases import Phases
     from memlog.tracer.schedule.step_scheduler import StepScheduler

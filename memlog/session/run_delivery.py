@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.delivery.helper.client import Outcome
+from memlog.delivery.helper.client import Outcome, SupervisedHelper
 from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
-from memlog.delivery.helper.protocol import Begin, Finish, JudgeNow, Lead, Settle
-from memlog.delivery.helper.requests import RequestReader
-from memlog.delivery.helper.supervisor import SupervisedHelper
-from memlog.delivery.settling import Settling
+from memlog.delivery.helper.protocol import (
+    Begin,
+    Finish,
+    JudgeNow,
+    Lead,
+    RequestReader,
+    Settle,
+    Settling,
+)
 from memlog.events import End, Health
 from memlog.journal import JournalWriter, RunDirectory
 from memlog.session.exit import Waiting, print_undelivered
@@ -25,7 +30,7 @@ from memlog.settings import Settings
 from memlog.sink import LOCAL, Sink
 
 if TYPE_CHECKING:
-    from memlog.delivery.helper.alert_pipe import AlertListener
+    from memlog.delivery.helper.protocol import AlertListener
     from memlog.delivery.uploader.retrying_worker import UploadWorker
     from memlog.in_process.writer import InProcessWriter
 

@@ -25,15 +25,17 @@ from memlog.errors import ConfigurationError, RunNotFoundError
 from memlog.facts.run_fold import facts_of
 from memlog.facts.verdict import verdict
 from memlog.journal import RunDirectory
-from memlog.reports.baseline import (
+from memlog.reports.figures import TRACE_PEAK, RunFigures, run_figures
+from memlog.reports.gates import (
     Baseline,
+    Gate,
     baseline_of,
     find_baseline,
+    judge,
+    parse_gate,
     read_baselines,
     update_baselines,
 )
-from memlog.reports.figures import TRACE_PEAK, RunFigures, run_figures
-from memlog.reports.gates import Gate, judge, parse_gate
 
 if TYPE_CHECKING:
     from memlog.testing.tensor_growth import TensorGrowth

@@ -19,8 +19,8 @@ PREAMBLE = """
 
     if "--memlog" in sys.argv:
         import memlog
-        from memlog.delivery import settling
-        settling.SETTLED_WITHIN = 60.0  # on a busy machine, a second may be too short
+        from memlog.delivery.helper import protocol
+        protocol.SETTLED_WITHIN = 60.0  # on a busy machine, a second may be too short
         session = memlog.init("wandb", finish_timeout=60)
         step = session.step
     else:

@@ -15,10 +15,9 @@ with suppress(FileNotFoundError):
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.helper.alert_pipe import alert_sender
 from memlog.delivery.helper.judging import HelperJudge, Rules
 from memlog.delivery.helper.process import main
-from memlog.delivery.helper.protocol import Begin
+from memlog.delivery.helper.protocol import Begin, alert_sender
 from memlog.events import Alert, Event
 
 

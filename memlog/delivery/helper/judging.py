@@ -8,8 +8,7 @@ from typing import Protocol, TypeAlias
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.helper.protocol import Begin
-from memlog.delivery.helper.requests import JUDGED_HERE, RUNNING, writer_for
+from memlog.delivery.helper.protocol import JUDGED_HERE, RUNNING, Begin, writer_for
 from memlog.events import Alert, Batch, ChildReading, End, Event, Finding, Reading, Sample
 from memlog.facts.judge import RunJudge
 from memlog.facts.rises import EarlyRises, RepeatedRises

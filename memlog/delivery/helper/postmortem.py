@@ -9,7 +9,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.artifacts.pulling import kept
 from memlog.artifacts.snapshots import parse_snapshot
 from memlog.bus import EventBus
-from memlog.delivery.run_report import HelpersReport, late_events
+from memlog.delivery.run_pages import HelpersReport, late_events
 from memlog.errors import TraceNotFoundError
 from memlog.events import POSTMORTEM_FILE, POSTMORTEM_KIND, Alert, Artifact, now_us
 from memlog.facts.oom_cause import OUT_OF_MEMORY, UNEXPECTED_END, WORKER_KILLED

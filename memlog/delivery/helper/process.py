@@ -38,8 +38,7 @@ from memlog.delivery.helper.training_process import (
     TrainingProcess,
     first_message,
 )
-from memlog.delivery.helper.worst_step import WorstStepGraph
-from memlog.delivery.run_report import HelpersReport, make_later
+from memlog.delivery.run_pages import HelpersReport, WorstStepGraph, make_later
 from memlog.errors import UnwritableDirectoryError
 from memlog.events import End, Health, now_us
 from memlog.journal import Binding, JournalWriter, RunDirectory, binding_of

@@ -15,7 +15,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.torchside import internals
 from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
 from memlog.trace.records import Exactness
-from memlog.tracer.engines import base, op_workspace, operation_recorder, storage_events
+from memlog.tracer.engines import base, op_workspace, operation_recorder
 from memlog.tracer.engines.base import EngineReport
 from memlog.tracer.engines.dispatch_mode import ObservingMode, UncompiledMode
 from memlog.tracer.engines.live_storages import (
@@ -26,6 +26,7 @@ from memlog.tracer.engines.live_storages import (
 )
 from memlog.tracer.engines.operation_recorder import CompiledCode, OperationRecorder
 from memlog.tracer.engines.patches import PatchListeners, UntracedDerivatives
+from memlog.tracer.engines.simulated_step import SIMULATED
 from memlog.tracer.engines.storage_events import EventLog
 from memlog.tracer.function_patch import BACKWARD_PASSES
 from memlog.tracer.module_hooks import Hooks
@@ -87,7 +88,7 @@ class DispatchEngine:
             self._model_tensors.add_optimizer(optimizer)
         for fake in internals.live_fakes():
             self._live_storages.track_existing(fake)
-        for workspace in storage_events.kept():
+        for workspace in SIMULATED.kept_by_libraries():
             self._live_storages.classify(workspace, OUTSIDE, WORKSPACE)
         op_workspace.update_precisions()
         self._hooks.install()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from memlog.trace.encoding import (
 )
 from memlog.trace.records import HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW, UNKNOWN_TYPE
 from memlog.tracer.engines.autocast_types import type_of
+from memlog.tracer.engines.simulated_step import SIMULATED
 from memlog.tracer.engines.storage_events import (
     AllocationOwner,
     EventLog,
@@ -55,55 +56,6 @@ SMALL_STORAGE = 64 * 1024
 size. The tracer's own memory is thus at most 8.8 MB plus 1 % of the live bytes."""
 
 _BEFORE = AllocationOwner(OUTSIDE, BEFORE, 0)
-_stand_in: Callable[[Tensor], Tensor] | None = None
-_placement: Placement | None = None
-
-
-class Placement(Protocol):
-    """Devices and streams on which an estimate's fake tensors would lie.
-
-    Attributes:
-        stream: Number of the stream for which memory is allocated now; 0: the device's usual one.
-    """
-
-    stream: int
-
-    def of_storage(self, storage: Any) -> Any:
-        """Return the place of a storage. The place may become known later."""
-
-    def of_operation(self) -> Any:
-        """Return the place of the buffers of the operation that ran last."""
-
-    def is_elsewhere(self, place: Any) -> bool:
-        """Return whether a place is not on the traced device."""
-
-
-@contextmanager
-def placed_by(placement: Placement) -> Iterator[None]:
-    """Inside the block, traces leave out the storages that are not on the traced device."""
-    global _placement  # noqa: PLW0603 - the engine takes no argument for it
-    _placement = placement
-    try:
-        yield
-    finally:
-        _placement = None
-
-
-@contextmanager
-def counted_instead(stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the block, if an operation uses a real tensor, track the fake tensor that stands for it.
-
-    An estimate runs a step on fake tensors, but the step may also use a real tensor.
-
-    Args:
-        stand_in: Function that returns a tensor's fake tensor, or the tensor itself if there is none.
-    """
-    global _stand_in  # noqa: PLW0603 - the engine takes no argument for it
-    _stand_in = stand_in
-    try:
-        yield
-    finally:
-        _stand_in = None
 
 
 class LiveStorages:
@@ -137,9 +89,9 @@ class LiveStorages:
 
     def elsewhere(self) -> set[int]:
         """Return the serial numbers of storages and workspaces that are not on the traced device."""
-        if _placement is None:
+        if SIMULATED.placement is None:
             return set()
-        is_elsewhere = _placement.is_elsewhere
+        is_elsewhere = SIMULATED.placement.is_elsewhere
         return {serial for serial, place in self._places.items() if is_elsewhere(place)}
 
     def close(self) -> None:
@@ -229,8 +181,8 @@ class LiveStorages:
         for size in sizes:
             if size > 0:
                 self.serial += 1
-                if _placement is not None:
-                    self._places[self.serial] = _placement.of_operation()
+                if SIMULATED.placement is not None:
+                    self._places[self.serial] = SIMULATED.placement.of_operation()
                 live.append((self.serial, size))
                 changes.append((self.serial, size))
             else:
@@ -411,10 +363,10 @@ class LiveStorages:
         ) = 0
         tracked.wide_inside = tracked.outside = tracked.is_gradient = False
         self._tracked[pointer] = tracked
-        if _placement is not None:
-            self._places[serial] = _placement.of_storage(storage)
-            if _placement.stream:
-                self.streams[serial] = _placement.stream
+        if (placement := SIMULATED.placement) is not None:
+            self._places[serial] = placement.of_storage(storage)
+            if placement.stream:
+                self.streams[serial] = placement.stream
         self.events.allocation(tracked, owner, instead)
         return True
 
@@ -460,7 +412,7 @@ def _pairs(
 
 
 def _counted(tensor: Tensor) -> Tensor:
-    return tensor if _stand_in is None else _stand_in(tensor)
+    return tensor if SIMULATED.stand_in is None else SIMULATED.stand_in(tensor)
 
 
 def _is_final(tracked: int, category: int) -> bool:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from math import prod
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from memlog._internal.signals import raised_by_handler
 from memlog.torchside import internals
 from memlog.torchside.tensors import onednn_enabled
+from memlog.tracer.engines.simulated_step import SIMULATED
 
 NO_WORKSPACE: Final = 0
 """Class of operations that allocate nothing but their results."""
@@ -85,15 +86,6 @@ class Workspace(NamedTuple):
     """Indices of the results in the order of their allocation; empty: one after another."""
 
 
-MeasureFakes: TypeAlias = Callable[[Any, Any, Any, Any], Workspace | None]
-"""Function that returns an operation's workspace; ``None``: unknown. The function's arguments are the
-operation, the call's positional arguments, the call's keyword arguments and the call's result."""
-
-KnownWorkspace: TypeAlias = Callable[[Any, Any, Any], Workspace | None]
-"""Function that returns the workspace of an operation that is not measured; ``None``: unknown. Its arguments
-are the operation, and the call's positional and keyword arguments."""
-
-
 class _LastMeasurement(threading.local):
     """Last measurement on this thread. If tracers are nested, one measures and the others read the result."""
 
@@ -103,9 +95,6 @@ class _LastMeasurement(threading.local):
 
 _last_measured = _LastMeasurement()
 _known: dict[Any, Workspace] = {}
-_of_fakes: MeasureFakes | None = None
-_of_fakes_once = True
-_of_unmeasured: KnownWorkspace | None = None
 _precisions: tuple[str, ...] = ()
 
 
@@ -119,22 +108,12 @@ def update_precisions() -> bool:
     return before != _precisions
 
 
-@contextmanager
-def of_unmeasured(known: KnownWorkspace) -> Iterator[None]:
-    """Inside the block, ask ``known`` for the workspaces of operations of the class `UNMEASURED`."""
-    global _of_unmeasured  # noqa: PLW0603 - operations are recorded without an argument for it
-    before, _of_unmeasured = _of_unmeasured, known
-    try:
-        yield
-    finally:
-        _of_unmeasured = before
-
-
 def run_unmeasured(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float]:
     """Run an operation of the class `UNMEASURED`. Return what `run` returns."""
     began = perf_counter()
     out = func(*args, **kwargs)
-    found = None if _of_unmeasured is None else _of_unmeasured(func, args, kwargs)
+    known = SIMULATED.known_workspace
+    found = None if known is None else known(func, args, kwargs)
     return out, found, perf_counter() - began
 
 
@@ -180,8 +159,9 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float
     The workspace is ``None`` if it can't be measured, because another profiler is on or this torch has no
     legacy profiler. A measurement counts as time of the operation.
     """
+    of_fakes = SIMULATED.measure_fakes
     try:
-        once = _of_fakes is None or _of_fakes_once
+        once = of_fakes is None or SIMULATED.once_a_shape
         key = _key(func, args, kwargs) if once else None
         known = _known.get(key) if key is not None else None
     except Exception as error:  # an argument without a shape or hash: training goes on
@@ -192,9 +172,9 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float
     found: Workspace | None = known
     if known is not None:
         out = func(*args, **kwargs)
-    elif _of_fakes is not None and (not _of_fakes_once or any(map(_is_fake, args))):
+    elif of_fakes is not None and (not once or any(map(_is_fake, args))):
         out = func(*args, **kwargs)
-        found = _of_fakes(func, args, kwargs, out)
+        found = of_fakes(func, args, kwargs, out)
         if found is not None and key is not None and len(_known) < _MAX_KNOWN:
             _known[key] = found
     else:
@@ -206,24 +186,6 @@ def _is_fake(value: Any) -> bool:
     return type(value).__name__ == "FakeTensor"
 
 
-@contextmanager
-def of_fakes(measure: MeasureFakes, *, once: bool = True) -> Iterator[None]:
-    """Inside the block, use ``measure`` to find the workspace of operations on fake tensors.
-
-    Call it once for each combination of shapes, or, if ``once`` is false, for each operation.
-    """
-    global _of_fakes, _of_fakes_once
-    _of_fakes, _of_fakes_once = measure, once
-    try:
-        yield
-    finally:
-        _of_fakes, _of_fakes_once = None, True
-
-
-def measures_fakes() -> bool:
-    return _of_fakes is not None
-
-
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
     """Return a key for a call of an operation. Calls with the same key have the same workspace.
 
@@ -232,7 +194,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     if depends_on_values(func):
         return None
     signature = [func, torch.get_num_threads(), onednn_enabled(), _precisions]
-    signature.append(_of_fakes is not None)
+    signature.append(SIMULATED.measure_fakes is not None)
     for value in args:
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             return None

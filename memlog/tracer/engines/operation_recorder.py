@@ -17,12 +17,13 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.torchside import internals
 from memlog.trace.encoding import BACKWARD, FORWARD, OUTSIDE, WORKSPACE
 from memlog.trace.records import UNKNOWN_TYPE
-from memlog.tracer.engines import dispatch_mode, op_workspace, patches, storage_events
+from memlog.tracer.engines import dispatch_mode, op_workspace, patches
 from memlog.tracer.engines.autocast_types import AutocastTypes
 from memlog.tracer.engines.dispatch_mode import ObservingMode
 from memlog.tracer.engines.live_storages import LiveStorages, ModelTensors
 from memlog.tracer.engines.op_workspace import Workspace
 from memlog.tracer.engines.patches import ModeCopies
+from memlog.tracer.engines.simulated_step import SIMULATED
 from memlog.tracer.engines.storage_events import AllocationOwner, EventLog
 from memlog.tracer.function_patch import AroundPatch
 from memlog.tracer.module_stack import CallingLines, ModuleStack, ThreadState
@@ -126,12 +127,12 @@ class OperationRecorder:
 
     def _add_kept(self, func: Any, owner: AllocationOwner) -> None:
         """Track the memory that a library takes at the operation and keeps."""
-        for tensor in storage_events.taken_by(func):
+        for tensor in SIMULATED.taken_by_libraries(func):
             self._live_storages.classify(tensor, OUTSIDE, WORKSPACE, owner.phase)
 
     def _count_unmeasured(self, func: Any, kind: int, inside: Workspace | None) -> None:
         measures = kind > dispatch_mode.RESULT and (
-            not self._fakes or op_workspace.measures_fakes()
+            not self._fakes or SIMULATED.measure_fakes is not None
         )
         if measures and (inside is None or not inside.complete):
             self.unmeasured[str(func)] += 1

@@ -8,12 +8,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from memlog.trace import encoding
 from memlog.trace.accounting import Accountant
@@ -361,37 +359,3 @@ class StorageEvents:
                     frees.append((tracked.size, event))
 
         return storage_freed
-
-
-class Libraries(Protocol):
-    """Libraries that keep memory."""
-
-    @property
-    def kept(self) -> Sequence[Tensor]:
-        """Memory that the libraries have taken so far."""
-
-    def take(self, func: Any) -> Sequence[Tensor]:
-        """Return the memory that a library takes at a call of the operation ``func``."""
-
-
-_libraries: Libraries | None = None
-
-
-@contextmanager
-def counted(libraries: Libraries) -> Iterator[None]:
-    """Inside the block, traces count the memory of ``libraries``."""
-    global _libraries  # noqa: PLW0603 - the engine takes no argument for it
-    _libraries = libraries
-    try:
-        yield
-    finally:
-        _libraries = None
-
-
-def kept() -> Sequence[Tensor]:
-    return () if _libraries is None else _libraries.kept
-
-
-def taken_by(func: Any) -> Sequence[Tensor]:
-    """Return the memory that a library takes at a call of the operation ``func``."""
-    return () if _libraries is None else _libraries.take(func)

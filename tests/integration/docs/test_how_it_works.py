@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "how-it-works.md"
 ROW = re.compile(r"^\| (\d+) \| `([\w/.]+)` \| `([\w.]+)` \|", re.MULTILINE)
 DRAWN = re.compile(r'^ +s\d+\["(\d+) ([\w.]+)<br>([\w/.]+)"\]$', re.MULTILINE)
 FIRST_OF_THE_UPLOADER = 8
-REQUESTS = "memlog/delivery/helper/requests.py"
+REQUESTS = "memlog/delivery/helper/protocol.py"
 """A step reads it if the helper process has just asked for something."""
 
 

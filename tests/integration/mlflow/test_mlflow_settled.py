@@ -28,9 +28,9 @@ PREAMBLE = """
     import mlflow
 
     import memlog
-    from memlog.delivery import settling
+    from memlog.delivery.helper import protocol
 
-    settling.SETTLED_WITHIN = 100.0  # on a busy machine, a second may be too short
+    protocol.SETTLED_WITHIN = 100.0  # on a busy machine, a second may be too short
     session = memlog.init("mlflow", finish_timeout=100)
 
     def leak(count=120):
@@ -184,7 +184,7 @@ def test_a_store_that_hangs_delays_the_end_by_a_second(tmp_path: Path) -> None:
         """
     import sqlite3
 
-    settling.SETTLED_WITHIN = 1.0
+    protocol.SETTLED_WITHIN = 1.0
     mlflow.start_run()
     kept = leak()
     lock = sqlite3.connect("mlflow.db", isolation_level=None)

@@ -7,7 +7,7 @@ from support.sinks import ListSink, ListTracker
 
 import memlog
 from memlog.artifacts.pulling import JournalStore, is_safe
-from memlog.delivery.helper import worst_step
+from memlog.delivery import run_pages
 from memlog.events import POSTMORTEM_FILE
 from memlog.journal import find_run
 from memlog.journal.artifacts import Names
@@ -68,7 +68,7 @@ def test_files_that_are_called_differently_are_kept_apart_in_every_sink(
 def test_names_of_memlogs_own_files_are_known() -> None:
     names = Names()
     assert names.give(POSTMORTEM_FILE, "mine")[0] != POSTMORTEM_FILE
-    assert names.give(worst_step.FLAME_GRAPH, "mine")[0] != worst_step.FLAME_GRAPH
+    assert names.give(run_pages.FLAME_GRAPH, "mine")[0] != run_pages.FLAME_GRAPH
     assert names.give(observer.FILE, "mine")[0] != observer.FILE
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memlog.delivery.helper.requests import (
+from memlog.delivery.helper.protocol import (
     SIZE,
     RequestReader,
     RequestWriter,

@@ -12,7 +12,7 @@ from support.sinks import ListTracker
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.postmortem import explain_afterwards
-from memlog.delivery.run_report import late_events
+from memlog.delivery.run_pages import late_events
 from memlog.delivery.uploader.uploader import Uploader
 from memlog.errors import DeliveryError, RunRefusedError, TrackerUnavailableError
 from memlog.events import Artifact, Batch, End

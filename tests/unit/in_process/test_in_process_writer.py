@@ -9,7 +9,7 @@ from support.journals import MadeRun, at, batch
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.bus import EventBus
-from memlog.delivery.run_report import keep_report
+from memlog.delivery.run_pages import keep_report
 from memlog.events import Alert, Artifact
 from memlog.in_process.writer import INTERVAL, InProcessWriter, _Ending
 from memlog.in_process.written_runs import ended_early

@@ -12,9 +12,8 @@ from support.journals import GIB, MIB, MadeRun, at
 
 from memlog.events import Batch, End, Run, Trace, TracedLayer
 from memlog.journal import RunDirectory
-from memlog.reports.baseline import Baseline
 from memlog.reports.figures import repeated, run_figures
-from memlog.reports.gates import judge, parse_gate
+from memlog.reports.gates import Baseline, judge, parse_gate
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,7 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
     synced: bool,
 ) -> None:
     """A run that is recorded for no tracker leaves nothing to `memlog sync`, which prints that."""
-    monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (60.0,))  # none before the end
+    monkeypatch.setattr("memlog.delivery.helper.client.PAUSES", (60.0,))  # none before the end
     session = memlog.init(backend, alerts=["host.tree > 9 TiB"])
     session.step()
     kill_helper_of(session)
@@ -120,7 +120,7 @@ def test_a_dead_helper_is_reported_with_a_remedy_that_works(
 def test_a_helper_is_restarted_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("memlog.delivery.helper.supervisor.PAUSES", (0.0, 0.1, 0.1))
+    monkeypatch.setattr("memlog.delivery.helper.client.PAUSES", (0.0, 0.1, 0.1))
     monkeypatch.setattr("memlog.session.recording_parts.HELPER_CHECK_INTERVAL_NS", 0)
     session = memlog.init("local")
     assert session._live is not None
