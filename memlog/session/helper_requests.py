@@ -197,16 +197,12 @@ class HelperRequests:
 
         return [rule.text for rule in parse_rules(self._rules) if rule.sampled]
 
-    def verdict(self, run: RunDirectory, end: End, wait: float) -> RunVerdict | None:
+    def verdict(self, run: RunDirectory, end: End) -> RunVerdict | None:
         """Return the verdict on the whole run, by this process if the helper process has not told it.
 
-        ``wait``: maximum seconds to wait for the helper process. ``None``: there was no time to read the run.
+        ``None``: there was no time to read the run.
         """
-        deadline = time.monotonic() + wait
         self.take()
-        while self._verdict is None and time.monotonic() < deadline:
-            time.sleep(_POLL)
-            self.take()
         if self._verdict is None:
             # Imported here: only needed without a helper process.
             from memlog.session.growth_search import verdict_on  # noqa: PLC0415

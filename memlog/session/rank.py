@@ -52,11 +52,6 @@ class SessionRank:
         return self._leads or position is None or position.rank == 0
 
     @property
-    def has_shared_helper(self) -> bool:
-        """True if the helper process of another rank on this machine also works for this rank."""
-        return self.registration is not None and bool(self.registration.position.local_rank)
-
-    @property
     def settings(self) -> Settings:
         """This rank's settings. If the rank is not 0, ``backends`` is empty and the name ends in the rank."""
         position, wanted = self._position, self.wanted

@@ -156,7 +156,7 @@ class Recording(RecordingParts):
             # Without data, as after `--help`, no tracker gets a run. The helper process ends alone.
             self._delivery.finish(end, health, timeout if self._has_data else 0)
             with self._diagnostics.contained("printing the last lines"):
-                self._print_end(end, timeout)
+                self._print_end(end)
         finally:
             self._requests.close()
 
@@ -164,12 +164,12 @@ class Recording(RecordingParts):
     def _has_data(self) -> bool:
         return self.batches.last_step is not None or self._published or self._ran_out
 
-    def _print_end(self, end: End, timeout: float) -> None:
+    def _print_end(self, end: End) -> None:
         has_data = self._has_data
         one_line, verdict = self._messages.has_one_line, None
         silent = self._messages.is_silent and not one_line
         if self.run.path.exists() and (self._requests.has_found if silent else has_data):
-            verdict = self._requests.verdict(self.run, end, self._delivery.answers_within(timeout))
+            verdict = self._requests.verdict(self.run, end)
         print_end(self.run, verdict, has_data=has_data, silent=silent, one_line=one_line)
 
     def settle(self, backend: str, run_id: str, status: Status) -> Settling | None:

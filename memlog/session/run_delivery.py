@@ -12,7 +12,6 @@ import msgspec
 
 from memlog._internal.diagnostics import Diagnostics
 from memlog.delivery.helper.client import Outcome, SupervisedHelper
-from memlog.delivery.helper.node import HELD_WITHIN, hand_over, is_held
 from memlog.delivery.helper.protocol import (
     Begin,
     Finish,
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
     from memlog.delivery.helper.protocol import AlertListener
     from memlog.delivery.uploader.retrying_worker import UploadWorker
     from memlog.in_process.writer import InProcessWriter
-
-_STARTED_WITHIN = 5.0
-"""Maximum seconds that the end of a run waits for the start of its helper process."""
-_TOLD_WITHIN = 1.0
-"""Maximum seconds that the end of a run waits for the verdict of another rank's helper process."""
 
 
 class RunDelivery:
@@ -65,7 +59,6 @@ class RunDelivery:
         self._writers = in_process
         self.threads: list[UploadWorker] = []
         self._settlings = 0
-        self.has_shared_helper = False
 
     def start_helper(
         self,
@@ -74,7 +67,7 @@ class RunDelivery:
         requests: RequestReader | None,
         rank: SessionRank,
     ) -> None:
-        """Start the helper process, or leave the run to the helper of another rank on this machine.
+        """Start the helper process.
 
         ``listener`` receives alerts about what the helper samples; ``None``: no rule is about that.
         """
@@ -88,30 +81,15 @@ class RunDelivery:
             requests_fd=None if requests is None else requests.descriptor,
             registration=rank.registration,
         )
-        self.has_shared_helper = rank.has_shared_helper
-        if rank.has_shared_helper:
-            with self._diagnostics.contained("leaving the run to another rank's helper process"):
-                hand_over(self._run, begin)
-            self.helper.start_unless(lambda: is_held(self._run), HELD_WITHIN, begin, listener)
-        else:
-            self.helper.start(begin, listener)
+        self.helper.start(begin, listener)
 
     def ask_to_judge(self) -> bool:
         """Ask the helper process to judge the steps so far. Return False if none can judge them."""
         helper = self.helper.current
-        if self.helper.is_away or (helper.process is not None and helper.has_ended_early):
+        if self.helper.is_away or (helper.process is not None and helper.has_ended):
             return False
         self.helper.current.send(JudgeNow())
-        return helper.process is not None or self.has_shared_helper
-
-    def answers_within(self, timeout: float) -> float:
-        """Return the maximum seconds to wait for the verdict of another rank's helper after `finish`.
-
-        The run's own helper has told its verdict before `finish` returns.
-        """
-        helper = self.helper.current
-        is_served = helper.has_handed_over or (self.has_shared_helper and helper.process is None)
-        return min(timeout, _TOLD_WITHIN) if is_served else 0.0
+        return helper.process is not None
 
     def start_threads(self) -> None:
         if self._sinks:
@@ -133,7 +111,6 @@ class RunDelivery:
             return False
         self._settings = rank.wanted
         self.helper.send(Lead(rank.wanted.backends, rank.wanted.name))
-        self.helper.wait_no_longer(_STARTED_WITHIN if is_final else 0.0)
         self.start_threads()
         return True
 

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from memlog.cli.main import cli
 from memlog.cli.runs import _line
-from memlog.delivery.helper.node import is_held
 from memlog.events import Alert
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import HelperLock
@@ -63,7 +62,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
 
 def wait_until_over(run: RunDirectory) -> None:
     """Wait until a run's processes have ended: the training process and the helper process."""
-    wait_until(lambda: is_held(run) and not run.is_alive() and _is_free(run))
+    wait_until(lambda: run.files("helper") and not run.is_alive() and _is_free(run))
 
 
 def _is_free(run: RunDirectory) -> bool:

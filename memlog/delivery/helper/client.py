@@ -33,7 +33,7 @@ _POLL = 0.02
 Outcome: TypeAlias = Literal["delivered", "at work", "unreachable", "dead"]
 """State of the helper when ``finish`` stops waiting.
 
-``delivered``: the helper has delivered the run, or handed the run over to another rank's helper.
+``delivered``: the helper has delivered the run.
 ``at work``: the helper still delivers. ``unreachable``: the helper reaches no tracker that still lacks data,
 and keeps trying. ``dead``: the helper did not start, or will not deliver the remaining data.
 """
@@ -63,7 +63,6 @@ class HelperProcess:
         self._diagnostics = diagnostics
         self.process: subprocess.Popen[bytes] | None = None
         self._pipe: Descriptor | None = None
-        self._done: Path | None = None
 
     def start(
         self,
@@ -82,7 +81,6 @@ class HelperProcess:
             # In one line: an interruption before the descriptors have owners would leave them open.
             theirs, self._pipe = map(Descriptor, os.pipe())
             folder = Path(begin.run_directory)
-            self._done = folder / protocol.DONE
             os.set_blocking(self._pipe.number, False)
             fd = None if listener is None else listener.fd
             shared = [each for each in (fd, begin.requests_fd) if each is not None]
@@ -111,15 +109,6 @@ class HelperProcess:
     def has_ended(self) -> bool:
         """True if the helper was started, and has ended."""
         return self.process is not None and self.process.poll() is not None
-
-    @property
-    def has_ended_early(self) -> bool:
-        """True if the helper has ended without handing its run over to another rank's helper."""
-        return self.has_ended and not self.has_handed_over
-
-    @property
-    def has_handed_over(self) -> bool:
-        return self.process is not None and self.process.returncode == protocol.HANDED_OVER
 
     def close(self) -> int:
         """Close the pipe to a helper that has ended, and return its return code."""
@@ -190,14 +179,10 @@ class HelperProcess:
         if not ended_early:
             self.send(finish)
         self._close_pipe()
-        if self.has_handed_over:
-            return "delivered"
         if ended_early:  # with any exit code: the helper did not know that the journal is complete
             return "dead"
         begun = time.monotonic()
         while process.poll() is None:
-            if self._done is not None and self._done.exists():
-                return "delivered" if self._done.read_bytes() == protocol.ALL_DELIVERED else "dead"
             waited = time.monotonic() - begun
             if waited >= timeout:
                 return "at work"
@@ -263,8 +248,6 @@ class SupervisedHelper:
         # Reentrant: a signal handler may publish, and so call `send`, while its own thread holds the lock.
         self._lock = threading.RLock()
         self._over = threading.Event()
-        self._waits = threading.Event()
-        self._waiting: threading.Thread | None = None
         self._starts = 0
         self.requests: RequestReader | None = None
         self.changed = self.is_away = False
@@ -273,42 +256,6 @@ class SupervisedHelper:
         """Start the helper. Raise only exceptions from the user's own signal handlers."""
         self._begin, self._listener = begin, listener
         self.current.start(self._first_message(), listener, self._on_pipe_closed)
-
-    def start_unless(
-        self,
-        is_helped: Callable[[], bool],
-        within: float,
-        begin: protocol.Begin,
-        listener: AlertListener | None,
-    ) -> None:
-        """After at most ``within`` seconds, start a helper if no other rank's helper serves this run.
-
-        ``is_helped`` returns whether a helper serves the run. A thread waits, so the call returns at once.
-        """
-        self._begin, self._listener = begin, listener
-        if listener is not None:
-            listener.close()
-
-        def wait_and_start() -> None:
-            with self._diagnostics.contained("starting the helper process"):
-                self._waits.wait(within)
-                if not (self._over.is_set() or is_helped()):
-                    self._replace()
-
-        with self._diagnostics.contained("starting the helper process"):
-            self._waiting = threading.Thread(
-                target=wait_and_start, name="memlog-helper", daemon=True
-            )
-            self._waiting.start()
-
-    def wait_no_longer(self, join: float = 0.0) -> None:
-        """Let the thread of `start_unless` decide now whether to start a helper.
-
-        Wait at most ``join`` seconds for the thread to end.
-        """
-        self._waits.set()
-        if self._waiting is not None:
-            self._waiting.join(join)
 
     @property
     def pid(self) -> int | None:
@@ -334,7 +281,7 @@ class SupervisedHelper:
             True if the helper has ended, or was started again, since the last call.
         """
         with self._lock:
-            if not (self.is_away or self._over.is_set()) and self.current.has_ended_early:
+            if not (self.is_away or self._over.is_set()) and self.current.has_ended:
                 self.changed = self.is_away = True
                 self._handle_early_end()
             changed, self.changed = self.changed, False
@@ -344,7 +291,7 @@ class SupervisedHelper:
         """At the end of the run, report an early end of the helper. Start no other helper."""
         with self._lock:
             self._over.set()
-            if not self.is_away and self.current.has_ended_early:
+            if not self.is_away and self.current.has_ended:
                 self.is_away = True
                 _report_end(
                     self.current,

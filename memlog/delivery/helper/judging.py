@@ -57,9 +57,7 @@ class HelperJudge:
         self._bus = bus
         self._diagnostics = diagnostics
         self._sends_at_once = sends_at_once
-        self._requests = writer_for(
-            begin.requests_fd, begin.trainer_pid, is_inherited=not begin.shared
-        )
+        self._requests = writer_for(begin.requests_fd)
         run = RunDirectory(Path(begin.run_directory))
         earlier = [*run.events("helper")] if begin.again else []
         self._judge = RunJudge(

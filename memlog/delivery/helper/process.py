@@ -33,7 +33,6 @@ from memlog.delivery.helper.run_uploaders import RunUploaders
 from memlog.delivery.helper.sampler import Sampler
 from memlog.delivery.helper.training_process import (
     LineReader,
-    NoMessages,
     StopTime,
     TrainingProcess,
     first_message,
@@ -107,9 +106,7 @@ class Helper:
         self._uploaders = RunUploaders(self._run, self._settings, begin.begun_us)
         self._unwritten_ms = 0.0
         self._stop = stop
-        self.ranks = RankWork(
-            self._run, begin, self._help_with, self._judging.note, self._diagnostics
-        )
+        self.ranks = RankWork(self._run, begin, self._judging.note, self._diagnostics)
 
     def begin(self) -> None:
         """Take the first sample, and then start the uploaders.
@@ -124,7 +121,7 @@ class Helper:
         self._uploaders.start_named()
         self.ranks.begin()
 
-    def run(self, lines: LineReader | NoMessages) -> bool:
+    def run(self, lines: LineReader) -> bool:
         """Work until the trainer ends, and deliver the remaining data. Return False if some data remains."""
         # The pipe closes when the trainer has sent everything, or has died.
         while lines.open and not self._is_over:
@@ -139,7 +136,6 @@ class Helper:
             with self._diagnostics.contained("keeping the journal's size limit"):
                 self._retention.enforce_if_due()
             self._allow_own_runs()
-            self.ranks.look()
         if not self._training.is_gone:
             self._sampler.sample_short_run()
         self._worst_step.look()
@@ -243,12 +239,6 @@ class Helper:
         self._follower.end = end
         self._uploaders.set_end(end)
         self._bus.publish(end)
-
-    def _help_with(self, begin: protocol.Begin) -> None:
-        """Help with another rank's run until the run is over. ``begin`` is the run's first message."""
-        helper = Helper(begin, self._judge, self._stop)
-        helper.begin()
-        helper.run(NoMessages())
 
     def handle(self, line: bytes) -> None:
         try:
@@ -381,7 +371,6 @@ def main(judge: Judge) -> None:
         helper.handle(line)
     signal.signal(signal.SIGTERM, stop.set)
     delivered = helper.run(lines)
-    helper.ranks.join(delivered=delivered)
     with contextlib.suppress(OSError):
         # If no process can be started, `memlog report` makes the report.
         helper.report_later()

@@ -40,17 +40,8 @@ from memlog.sink import Connection, TrackerRun
 
 NO_JOURNAL = 4
 """Exit code of a helper that can't create its journal, as on a full disk."""
-DONE = "helper-done"
-"""Name of a file in a run's folder. If the file exists, the helper process has finished with this run.
-
-The process may still work for the runs of other ranks.
-"""
 SETTLED = "helper-settled"
 """Name of a file in a run's folder: the number of the last `Settle` message that the helper has handled."""
-ALL_DELIVERED = b"1"
-"""Content of the file `DONE` if all data of the run is delivered. Otherwise the content is ``b"0"``."""
-HANDED_OVER = 5
-"""Exit code of a helper that has handed its run over to another rank's helper on the same machine."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -63,14 +54,12 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     alerts_fd: int | None = None
     """Descriptor of the pipe for the helper's alerts; ``None``: the trainer does not read them."""
     requests_fd: int | None = None
-    """Descriptor of the memory for requests to the trainer, which has the same number in both processes. If
-    ``shared``, it is the trainer's alone. ``None``: there is no such memory."""
+    """Descriptor of the memory for requests to the trainer, which has the same number in both processes;
+    ``None``: there is no such memory."""
     again: bool = False
     """True if this helper replaces one that ended too early."""
     registration: Registration | None = None
     """The run's position among the ranks; ``None``: the run trains alone, or its rank is not known yet."""
-    shared: bool = False
-    """True if another rank started the helper process. Such a helper gets no messages from this trainer."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
@@ -276,27 +265,21 @@ class RequestWriter:
             self._waiting.popleft()
 
 
-def writer_for(descriptor: int | None, trainer: int, *, is_inherited: bool) -> RequestWriter:
-    """Return a writer for the memory of the training process ``trainer``.
-
-    ``descriptor`` is that of the memory in this process if ``is_inherited``, otherwise in the training
-    process. If the memory can't be mapped, requests are dropped.
-    """
-    if descriptor is None:
-        return RequestWriter(None)
+def writer_for(descriptor: int | None) -> RequestWriter:
+    """Return a writer for the memory with this descriptor. If it can't be mapped, requests are dropped."""
     try:
-        if is_inherited:
-            return RequestWriter(descriptor)
-        path = Path(f"/proc/{trainer}/fd/{descriptor}")
-        if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
-            return RequestWriter(None)  # the number belongs to another file of the training process
-        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return RequestWriter(opened)
-        finally:
-            os.close(opened)
+        # The program may have closed the memory's descriptor, so that a file of its own has the number.
+        if descriptor is None or not _is_shared_memory(descriptor):
+            return RequestWriter(None)
+        return RequestWriter(descriptor)
     except (OSError, ValueError):
         return RequestWriter(None)
+
+
+def _is_shared_memory(descriptor: int) -> bool:
+    if not hasattr(os, "memfd_create"):
+        return True
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith(f"/memfd:{_NAME}")
 
 
 def _nothing() -> None:

@@ -35,25 +35,18 @@ class TrainingProcess:
         self, begin: protocol.Begin, run: RunDirectory, on_event: Callable[[Event], object]
     ) -> None:
         self._begin = begin
-        self._run = run
         file = JournalFile(run.path, f"trainer-{begin.trainer_pid}")
         self.follower = StepFollower(file, on_event)
         self.finish: protocol.Finish | None = None
 
     @property
     def has_told_its_end(self) -> bool:
-        """True if the training process has reported its end.
-
-        A process with its own helper sends a message. A process that shares another rank's helper has no
-        pipe to send a message. Such a process only writes its end to its journal.
-        """
-        return self.finish is not None or (self._begin.shared and self.follower.end is not None)
+        """True if the training process has sent its last message."""
+        return self.finish is not None
 
     @property
     def is_gone(self) -> bool:
         """True if the training process has died."""
-        if self._begin.shared:
-            return not self._run.is_alive()
         # If the parent dies, the child gets another parent. The training process's number alone
         # proves nothing, because another process can get the same number.
         return os.getppid() != self._begin.trainer_pid
@@ -201,16 +194,6 @@ class LineReader:
             return
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         yield from lines
-
-
-class NoMessages:
-    """Replacement of `LineReader` for the run of another rank, whose trainer sends no messages."""
-
-    open = True
-
-    def read(self, timeout: float) -> Iterator[bytes]:
-        time.sleep(timeout)
-        yield from ()
 
 
 class StopTime:

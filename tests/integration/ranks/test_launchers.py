@@ -86,7 +86,7 @@ if run is None:
         time.sleep(0.05)
 else:
     while len({file.parent for file in Path("memlog_runs").glob("*/helper-*.jsonl")}) < 2:
-        time.sleep(0.05)  # until the helper process serves both ranks
+        time.sleep(0.05)  # until both ranks have a helper process
     mlflow.end_run()
     mlflow.MlflowClient().delete_run(run.info.run_id)
 memlog.finish()

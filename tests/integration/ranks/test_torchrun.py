@@ -50,11 +50,10 @@ TRAIN = textwrap.dedent("""
             optimizer.step()
             optimizer.zero_grad()
             while step == 8 and how == "kill" and rank == 1:
-                # The helper process has found this rank's run.
+                # The helper process of each rank watches its rank.
                 time.sleep(0.1)
-                found = Path("memlog_runs").glob("*/helper-*")
-                found = [each for each in found if each.with_name("begin.json").exists()]
-                if any('["sample"' in each.read_text() for each in found):
+                found = [*Path("memlog_runs").glob("*/helper-*")]
+                if sum('["sample"' in each.read_text() for each in found) == 2:
                     # torchrun must not wait for this process before the helper process has seen its end.
                     os.kill(os.getppid(), signal.SIGSTOP)
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -63,12 +62,6 @@ TRAIN = textwrap.dedent("""
                 found = Path("memlog_runs").glob("*/helper-*")
                 if any('["exit"' in each.read_text() for each in found):
                     os.kill(os.getppid(), signal.SIGCONT)
-                    break
-            while step == 8 and how == "late" and rank == 1:
-                # The helper of rank 0 has taken over this rank's run from its own.
-                time.sleep(0.1)
-                found = [each.parent for each in Path("memlog_runs").glob("*/begin.json")]
-                if any(len(list(each.glob("helper-*.jsonl"))) == 2 for each in found):
                     break
         memlog.finish()
         dist.destroy_process_group()
@@ -87,7 +80,7 @@ TRAIN = textwrap.dedent("""
 def run(folder: Path, how: str, store: str) -> int:
     """Train with two or three ranks in the way that ``how`` names."""
     script = folder / "train.py"
-    # With MLflow named first, the ranks, and their helper, have imported everything already.
+    # With MLflow named first, the ranks, and their helpers, have imported everything already.
     script.write_text("import mlflow\n" + TRAIN if how == "others" else TRAIN, encoding="utf-8")
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store}
     if how in ("restart", "kill"):
@@ -185,14 +178,14 @@ def test_the_lowest_rank_that_records_has_the_run(tmp_path: Path, ready_store: s
     assert f"memlog: mlflow run {tracked.info.run_name!r}" in (tmp_path / "errors.txt").read_text()
 
 
-def test_one_helper_process_serves_a_machine_and_names_the_rank_that_was_killed(
+def test_each_rank_has_a_helper_process_and_the_rank_that_was_killed_is_named(
     tmp_path: Path, ready_store: str
 ) -> None:
     assert run(tmp_path, "kill", ready_store) != 0
     found = ranks(tmp_path)
     wait_for_end_of(found[0])
     helpers = {f.process for r in found.values() for f in r.files() if f.process[0] == "h"}
-    assert len(helpers) == 1
+    assert len(helpers) == 2
     [seen] = [event for event in found[1].events() if isinstance(event, Exit)]
     assert seen.signal == "SIGKILL"
     [alert] = [e for e in found[0].events() if isinstance(e, Alert) and e.rule == "ranks: ended"]

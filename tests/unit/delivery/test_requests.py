@@ -1,6 +1,5 @@
 """Requests of the helper process, in memory that both processes map."""
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -57,7 +56,7 @@ def test_another_helper_goes_on_where_the_first_one_stopped(
 ) -> None:
     reader, writer = ends
     writer.write("alert", 1)
-    another = writer_for(reader.descriptor, os.getpid(), is_inherited=False)
+    another = writer_for(reader.descriptor)
     another.write("alert", 2)
     assert taken(reader) == [("alert", 1), ("alert", 2)]
     reader.tell(1)
@@ -69,11 +68,11 @@ def test_a_file_of_the_program_is_never_written_to(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"a" * SIZE)
     with path.open("r+b") as file:
-        writer_for(file.fileno(), os.getpid(), is_inherited=False).write("alert", 1)
+        writer_for(file.fileno()).write("alert", 1)
     assert path.read_bytes() == b"a" * SIZE
 
 
 def test_without_memory_nothing_is_asked_for() -> None:
-    writer = writer_for(None, os.getpid(), is_inherited=True)
+    writer = writer_for(None)
     writer.write("alert", 1)
     writer.flush()
