@@ -126,8 +126,7 @@ class Pause:
 
     def tracing_cost(self) -> float:
         """Return the seconds spent on tracing, as `memlog show` prints them."""
-        spent, _ = self._scheduler.costs.seconds()
-        return spent
+        return self._scheduler.costs.budget.spent
 
     def begin(self) -> None:
         """Remove all hooks of memlog from torch."""

@@ -242,6 +242,8 @@ def _all_but_tuples(types: Iterator[type]) -> Iterator[bool]:
 
 def tracked_objects(
     wanted: Callable[[Iterator[type]], Iterator[bool]] = _all_but_tuples,
+    listed: Callable[..., list[Any]] = gc.get_objects,
+    *arguments: object,
 ) -> list[Any]:
     """Return the objects that the collector tracks, except tuples.
 
@@ -250,11 +252,12 @@ def tracked_objects(
     during which no other thread runs.
 
     ``wanted`` gets the objects' types, and returns for each whether to return the object. Its iterator must
-    run no Python code.
+    run no Python code. ``listed`` is the function of the collector that lists the objects, with its
+    ``arguments``.
     """
     # With a variable for the collector's list, another thread could run before the tuples are left out. So
     # the list is made inside the last statement. `twice` yields it two times.
-    twice = chain.from_iterable(map(repeat, starmap(gc.get_objects, ((),)), (2,)))
+    twice = chain.from_iterable(map(repeat, starmap(listed, (arguments,)), (2,)))
     every, again = (chain.from_iterable(islice(twice, 1)) for _ in range(2))
     is_wanted = wanted(map(type, again))
     # The last two parts yield nothing. They exhaust the iterators, which otherwise would keep the list.
@@ -265,6 +268,11 @@ def tracked_objects(
             del found[place]
             break
     return found
+
+
+def referrers(one: object) -> list[Any]:
+    """Return the objects that refer to ``one``, except tuples."""
+    return tracked_objects(_all_but_tuples, gc.get_referrers, one)
 
 
 def instances(*classes: type) -> list[Any]:

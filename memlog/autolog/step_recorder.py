@@ -378,8 +378,9 @@ class HealthReport:
         self._bus = bus
         self._journal = journal
         self._diagnostics = diagnostics
-        self.tracing_cost: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        """Function that returns the seconds that tracing and its set-up have cost. It must not raise."""
+        self.tracing_cost: Callable[[], tuple[float, float, str]] = lambda: (0.0, 0.0, "")
+        """Function that returns the seconds of tracing and its set-up, and the reason why the first trace
+        waits, empty if it does not. The function must not raise."""
         self.spent = self.steps = self._total = self._all_steps = 0
         self.due = perf_counter_ns() + HEALTH_INTERVAL_NS
 
@@ -394,7 +395,7 @@ class HealthReport:
         mean = self.spent / self.steps / 1e6 if self.steps else None
         self.spent = self.steps = 0
         self.due = perf_counter_ns() + HEALTH_INTERVAL_NS
-        tracing, set_up = self.tracing_cost()
+        tracing, set_up, untraced = self.tracing_cost()
         event = Health(
             time_us=now_us(),
             step=step,
@@ -407,6 +408,7 @@ class HealthReport:
             tracing_ms=tracing * 1e3,
             tracing_set_up_ms=set_up * 1e3,
             steps=None if unjudged is None else self._all_steps,
+            untraced=untraced,
         )
         self._bus.publish(event)
         return event

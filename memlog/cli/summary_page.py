@@ -81,6 +81,8 @@ def print_everything(console: Console, summary: Summary) -> None:
     if summary.traced.steps:
         facts = _traced(summary.traced, summary.run.duration_s)
         _print_section(console, "Traced steps", table_of(facts))
+    elif summary.traced.untraced:
+        _print_section(console, "Traced steps", table_of({"none": plain(summary.traced.untraced)}))
     if summary.saving:
         partial = " (only parameters that are trained are known)" * summary.saving_is_partial
         _print_section(console, f"Saving{partial}", saving_table(console, summary.saving))

@@ -114,6 +114,8 @@ class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     steps: Int | None = None
     """Number of steps that ``overhead_total_ms`` covers. Only the trainer's last health event has this
     number; in other health events it is ``None``."""
+    untraced: str = ""
+    """Reason why the first traced step waits, with the remedy; empty if it does not wait."""
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True, tag="exit"):

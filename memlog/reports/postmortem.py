@@ -399,7 +399,8 @@ def _holders(state: FinalState) -> Iterator[str]:
     elif trace is None:
         yield (
             "No step was traced, so the layers' shares are unknown: "
-            "`memlog.init(model=model, layers=True)` traces some of them."
+            "`memlog.init(model=model, layers=True)` traces some, with `budget=0.5` the first step "
+            "of a large model, too."
         )
     else:
         yield f"From the newest traced step, {_traced(trace)}. {_likeness(trace, state)}"

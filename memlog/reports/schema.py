@@ -182,6 +182,8 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds that tracing added to all traced steps, without ``set_up_ms``; ``None``: unknown."""
     set_up_ms: float | None
     """Milliseconds that the first two traced steps took to set up tracing; ``None``: unknown."""
+    untraced: str | None = None
+    """Reason why a run with ``layers`` has no traced step, with the remedy; ``None``: none is known."""
 
 
 class InputFacts(msgspec.Struct, frozen=True, kw_only=True):

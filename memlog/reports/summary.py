@@ -267,7 +267,9 @@ def _artifact(event: Artifact) -> ArtifactFacts:
 
 def _traced(totals: Accumulator) -> TracedFacts:
     fold = totals.facts.traces
-    worst, health = fold.worst, [event for event, _ in totals.health.values() if fold.steps]
+    newest = [event for event, _ in totals.health.values()]
+    worst, health = fold.worst, newest if fold.steps else []
+    reasons = () if fold.steps else (event.untraced for event in newest if event.untraced)
     return TracedFacts(
         steps=fold.steps,
         worst_step=worst.step if worst else None,
@@ -276,6 +278,7 @@ def _traced(totals: Accumulator) -> TracedFacts:
         worst_device=worst.device if worst else None,
         cost_ms=sum(event.tracing_ms for event in health) if health else None,
         set_up_ms=sum(event.tracing_set_up_ms for event in health) if health else None,
+        untraced=next(iter(reasons), None),
     )
 
 

@@ -56,7 +56,7 @@ def read_worst_step(run: RunDirectory) -> WorstStep:
     except FileNotFoundError:
         raise TraceNotFoundError(
             f"no step of run {run.id} was traced: train with memlog.init(model=model, layers=True), or with "
-            "`memlog run --layers`"
+            "`memlog run --layers`; if you did, `memlog show` tells why none was traced"
         ) from None
     except (OSError, *UNDECODABLE) as error:
         raise _unreadable(run, str(error)) from error

@@ -338,7 +338,7 @@ class RecordingParts:
         self._bus.subscribe(scheduler.larger_steps)
         self._follow_steps()
         self._bus.subscribe(scheduler.allocation_failed, OutOfMemory)
-        self.batches.health.tracing_cost = scheduler.costs.seconds
+        self.batches.health.tracing_cost = scheduler.costs.told
         return scheduler
 
 

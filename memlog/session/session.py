@@ -335,14 +335,14 @@ def init(
             default overrides the mapping.
         enabled: ``False`` installs nothing, and every call costs almost nothing.
         initial_step: Number of the first step, for resumed training.
-        layers: Trace a training step from time to time, to show each layer's memory. The first step is
-            always traced, and the third step too if that is cheap. A traced step begins with the first call
-            of ``model``. If ``model`` is not passed, it begins with the first call of any module. It ends
-            when every optimizer has stepped.
+        layers: Trace a training step from time to time, to show each layer's memory: the first step, and the
+            third step too if that is cheap. If the model has so many modules that the budget allows only a
+            small part of the first step, memlog says so and traces a later one. A traced step begins with the
+            first call of ``model``. If ``model`` is not passed, it begins with the first call of any module.
+            It ends when every optimizer has stepped.
         budget: Fraction of training time that tracing may take, above 0 and up to 1. All traces count. Only
-            the first two may begin before the run has earned them. The first may take this fraction of 100 s,
-            both together this fraction of 50 s: by default 1 s and 0.5 s. A trace that takes longer covers
-            the first part of its step.
+            the first two may begin before the run has earned them: together they may take this fraction of
+            10 s, by default 0.1 s. A trace that takes longer covers the first part of its step.
         finish_timeout: Maximum seconds that `finish` waits until the trackers have all data. If no tracker
             can be reached, `finish` returns after 2 s, and the helper process continues to try.
 

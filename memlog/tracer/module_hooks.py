@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
+from time import thread_time
 from typing import Any, Protocol
 
 import torch
@@ -99,14 +99,14 @@ class Hooks:
                 self._listener.module_ends(scope, None)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        began = perf_counter()
+        began = thread_time()
         self._listener.optimizer_begins(optimizer)
-        self._took(perf_counter() - began)
+        self._took(thread_time() - began)
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        began = perf_counter()
+        began = thread_time()
         self._listener.optimizer_ends(optimizer)
-        self._took(perf_counter() - began)
+        self._took(thread_time() - began)
 
     def _module_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         listener, diagnostics, took = self._listener, self._diagnostics, self._took
@@ -115,20 +115,20 @@ class Hooks:
         def begins(module: Any, args: Any) -> None:
             if compiling():
                 return
-            began = perf_counter()
+            began = thread_time()
             try:
                 listener.module_begins(module, args)
-                took(perf_counter() - began)
+                took(thread_time() - began)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module begins", error)
 
         def ends(module: Any, _args: Any, output: Any) -> None:
             if compiling():
                 return
-            began = perf_counter()
+            began = thread_time()
             try:
                 listener.module_ends(module, output)
-                took(perf_counter() - began)
+                took(thread_time() - began)
             except Exception as error:  # noqa: BLE001 - training goes on
                 diagnostics.fault("noticing that a module ends", error)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.inert_access import instances
+from memlog._internal.inert_access import instances, referrers
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
 from memlog.tracer.user_scopes import UserScope
@@ -341,6 +341,19 @@ class ModuleParents:
                     waiting.append(each)
 
 
+def may_be_part(module: Any) -> bool:
+    """Return False if no live module registers ``module``.
+
+    This takes half as long as a search for parents. Return True if a dictionary refers to ``module`` that
+    looks like the registry of a module.
+    """
+    return any(
+        all(one is None or issubclass(type(one), nn.Module) for one in dict.values(each))
+        for each in referrers(module)
+        if issubclass(type(each), dict)
+    )
+
+
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for one in (reference() for reference in references) if one is not None]
 
@@ -378,6 +391,11 @@ def unique_modules(root: Any) -> Iterator[tuple[str, Any]]:
         if id(module) not in seen:
             seen.add(id(module))
             yield name, module
+
+
+def count_modules(roots: Iterable[Any]) -> int:
+    """Return the number of modules in root modules, at most `MAX_NAMES` of each."""
+    return sum(1 for root in roots for _ in unique_modules(root))
 
 
 def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:

@@ -464,7 +464,8 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _tracing(summary: Summary) -> str | None:
     if summary.traced.cost_ms is None or not summary.traced.steps:
-        return None
+        why = summary.traced.untraced
+        return None if why is None else f"no step was traced: {why}"
     return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import thread_time
 from typing import Any, Final, Protocol
 
 import torch
@@ -181,7 +181,7 @@ class ObservingMode(TorchDispatchMode):
             return NotImplemented  # the wrapper then calls operations on its inner tensors
         if observer is None:
             return func(*args, **(kwargs or {}))
-        began = perf_counter()
+        began = thread_time()
         kind = _kinds.get(func)
         if kind is None:
             kind = self._kind_of(func)
@@ -191,7 +191,7 @@ class ObservingMode(TorchDispatchMode):
         if kind & _CHANGES:
             first: Any = args[0] if args else None
             if kind == WRITTEN and type(first) in PLAIN_CLASSES and first.layout is _STRIDED:
-                self._took(perf_counter() - began + _CALL)
+                self._took(thread_time() - began + _CALL)
                 return func(*args, **kwargs) if kwargs else func(*args)
             kind, before = self._before_change(kind, args, kwargs)
         inside = None
@@ -199,9 +199,9 @@ class ObservingMode(TorchDispatchMode):
             run = op_workspace.run if kind & MEASURED else op_workspace.run_unmeasured
             out, inside, seconds = run(func, args, kwargs or {})
         else:
-            called = perf_counter()
+            called = thread_time()
             out = func(*args, **kwargs) if kwargs else func(*args)
-            seconds = perf_counter() - called
+            seconds = thread_time() - called
         if kind:
             try:
                 shown = out if before is None else changed(out, before)
@@ -209,7 +209,7 @@ class ObservingMode(TorchDispatchMode):
             except Exception as error:  # noqa: BLE001 - training goes on
                 self.failures += 1
                 self._diagnostics.fault("recording an operation", error)
-        self._took(perf_counter() - began - seconds + _CALL)
+        self._took(thread_time() - began - seconds + _CALL)
         return out
 
     def _by_types(self, kind: int, args: Any) -> int:

@@ -14,16 +14,22 @@ from memlog._internal.diagnostics import Diagnostics
 SPACING = 20
 """Minimum number of steps without tracing between two traces, from the third trace on. If the durations of
 steps vary, a part of the cost can't be measured. Only this limit then bounds that part."""
-ALLOWANCES = (100.0, 50.0)
-"""Seconds of training. The first trace may cost the share of the first number before the run has earned it,
-1 s with the default share: enough for the whole step of nearly all models. The first two traces together may
-cost the share of the second number."""
-SET_UP = len(ALLOWANCES)
-"""Number of first traces that have an allowance."""
+AT_START = 10.0
+"""Seconds of training of which the first two traces may use the share at once, 0.1 s with the default share.
+So tracing keeps to its share in every run that is not shorter than this."""
+SET_UP = 2
+"""Number of first traces that need not be earned within `AT_START`."""
+LEAST_PART = 0.25
+"""Least part of a step that the first trace is expected to cover. Otherwise it waits until the run has earned
+more."""
+PER_MODULE = {"cpu": 2e-3, "accelerator": 0.5e-3}
+"""Seconds that the first trace takes for each module of a model, as measured with transformers."""
 
 _USED = 0.6
 """Fraction of the earned time that traces after the first two may be expected to use. The remainder is left
 for what a trace may take longer, and for costs that can't be measured, such as emptied caches."""
+_SEEN = 0.6
+"""Fraction of a trace's cost that memlog's own code takes. torch's calls of this code take the remainder."""
 _PLAIN_STEPS = 32
 """Number of newest steps without tracing. The median of their durations is the usual duration of a step."""
 _NEWEST = 8
@@ -36,10 +42,11 @@ class Budget:
     """Account of the cost of tracing.
 
     A plain step is a step without tracing. The cost of a trace is its duration minus the median duration of
-    the newest plain steps, but at least the time that memlog's own code took. All traces count, the first
-    one included. A run earns ``share`` of its time. A trace begins if the run has earned its expected cost
-    and the cost of all traces before it. Only the first two may begin earlier, within the `ALLOWANCES`: most
-    users want to see the first step, and the first step in which the optimizer has its state.
+    the newest plain steps, but at least the time that memlog's own code took. Before the first plain step,
+    the cost is estimated from that time. All traces count, the first one included. A run earns ``share`` of
+    its time. A trace begins if the run has earned its expected cost and the cost of all traces before it.
+    Only the first two may begin earlier, with the share of `AT_START`: most users want to see the first step,
+    and the first step in which the optimizer has its state.
 
     ``share``: Share of training time that tracing may cost, 0 to 1.
 
@@ -56,6 +63,7 @@ class Budget:
         self._costs: deque[float] = deque(maxlen=_NEWEST)
         self._since = self._traced = 0
         self._spacing = SPACING
+        self._expected = 0.0
 
     def begin(self, now: float) -> None:
         """At the first call, set the start of training. ``now`` is in seconds of any steady clock."""
@@ -72,13 +80,13 @@ class Budget:
 
         Args:
             seconds: Seconds from the end of the step before the trace to the end of memlog's work on it.
-            own: Seconds of these that memlog's own code took.
+            own: Seconds of processor time that memlog's own code took.
             steps: Number of steps in the trace.
             once: Seconds of ``own`` for work that later traces do not repeat.
             cut: True if the trace covers a part of the steps because it reached its limit.
         """
         usual = self.median_step
-        cost = own if usual is None else max(seconds - steps * usual, own)
+        cost = own / _SEEN if usual is None else max(seconds - steps * usual, own)
         if self._traced < SET_UP:
             # The first trace also loads code of torch, which later ones find loaded.
             self.set_up += cost
@@ -90,7 +98,21 @@ class Budget:
         self._spacing = 1 if self._traced < SET_UP else SPACING
         if cut:
             self._costs.clear()
-        self._costs.append(_MORE * cost if cut else cost - once)
+        self._costs.append(max(_MORE * cost, self._expected) if cut else cost - once)
+
+    def expect(self, seconds: float, now: float) -> bool:
+        """Note what the first trace is expected to cost. Return whether it must wait until that is earned."""
+        self._expected = seconds
+        if LEAST_PART * seconds <= self._left(now):
+            return False
+        self._costs.append(seconds)
+        self._spacing = 1
+        return True
+
+    @property
+    def is_first(self) -> bool:
+        """True if there was no trace yet."""
+        return not self._traced
 
     def charge(self, seconds: float) -> None:
         """Record the cost of a trace that gave no result, in seconds."""
@@ -109,7 +131,7 @@ class Budget:
 
     def limit(self, now: float) -> float:
         """Return the seconds that memlog's own code may take in a trace that begins now."""
-        return max(self._may_cost(now) - self.spent - self.set_up, 0.0)
+        return _SEEN * self._left(now)
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Return whether the budget allows another trace of the expected cost.
@@ -123,10 +145,14 @@ class Budget:
         used = 1.0 if outdated or self._traced < SET_UP else _USED
         return self.spent + self.set_up + another <= used * self._may_cost(now)
 
+    def _left(self, now: float) -> float:
+        """Return the seconds that a trace that begins now may cost."""
+        return max(self._may_cost(now) - self.spent - self.set_up, 0.0)
+
     def _may_cost(self, now: float) -> float:
         """Return the seconds that all traces together may have cost by now."""
         elapsed = 0.0 if self._started is None else now - self._started
-        return self._share * max(elapsed, *ALLOWANCES[self._traced :][:1], 0.0)
+        return self._share * (max(elapsed, AT_START) if self._traced < SET_UP else elapsed)
 
 
 class StepCosts:
@@ -138,11 +164,13 @@ class StepCosts:
     Attributes:
         steps: Number of steps so far.
         budget: Time of training and of tracing since the first step or trace.
+        untraced: Reason why the first trace waits, with the remedy; empty if it does not wait.
     """
 
     def __init__(self, share: float) -> None:
         self.steps = 0
         self.budget = Budget(share)
+        self.untraced = ""
         self._share = share
         self._step_began = 0.0
         self._trace_began: float | None = None
@@ -150,9 +178,9 @@ class StepCosts:
         self._own = self._once = 0.0
         self._cut = False
 
-    def seconds(self) -> tuple[float, float]:
-        """Return the seconds that later traces have cost, and the seconds that the first two have cost."""
-        return self.budget.spent, self.budget.set_up
+    def told(self) -> tuple[float, float, str]:
+        """Return the seconds of later traces, the seconds of the first two, and `untraced`."""
+        return self.budget.spent, self.budget.set_up, self.untraced
 
     def step_ended(self, now: float) -> None:
         self.steps += 1
@@ -176,17 +204,41 @@ class StepCosts:
         self._trace_began = self._step_began or began
         self._traced_at = self.steps
         self._own, self._once, self._cut = 0.0, searching, False
+        self.untraced = ""
         self.budget.begin(self._trace_began)
 
     def window_closed(self, recording: float, closing: float, *, cut: bool) -> None:
         """Record the cost of a trace.
 
         Args:
-            recording: Seconds that memlog's own code took in the window and for opening it.
+            recording: Seconds that memlog's own code took in the window and for opening it, without the
+                search.
             closing: Seconds that closing and analysing the window took.
             cut: True if the window stopped recording because it reached its limit in seconds.
         """
-        self._own, self._cut = recording + closing, cut
+        self._own, self._cut = self._once + recording + closing, cut
+
+    def waits(self, modules: int, device: str, searching: float, now: float) -> bool:
+        """Return whether the first trace of a model must wait until the run has earned it.
+
+        Args:
+            modules: Number of modules of the model.
+            device: Type of the model's device, such as ``cpu``.
+            searching: Seconds of the search for the model.
+            now: The current time.
+        """
+        expected = PER_MODULE.get(device, PER_MODULE["accelerator"]) * modules
+        self.budget.begin(now)
+        if not self.budget.expect(expected, now):
+            return False
+        self.budget.set_up += searching
+        due = (self.budget.set_up + expected) / self._share
+        self.untraced = (
+            f"tracing this model's {modules:,} modules is expected to take {expected:.2g} s, which "
+            f"budget={self._share:g} allows after {due:,.0f} s of training; for the first step, set "
+            f"budget={min(expected / AT_START, 1.0):.1g} or more, or call session.snapshot() before it"
+        )
+        return True
 
     def window_failed(self, seconds: float, now: float) -> None:
         """Record ``seconds``, the cost of a trace that failed."""
@@ -305,14 +357,12 @@ ATTEMPT_FAILED: Final = "an allocation failed in it, and the program went on"
 class OpenWindow:
     """Window that opens when this thread calls ``module`` with ``inputs``.
 
-    ``model``: Model that the user has named, if any. ``roots``: Known root modules. If empty, the outermost
-    module around ``module`` is the first root module. ``known``: Optimizers that tell, beside ``optimizers``,
-    which networks are trained. ``usual_step``: Usual duration of a step without
-    tracing, in seconds; ``None`` if unknown. ``most_seconds``: Seconds that memlog's own code may take;
-    ``None``: no limit.
+    ``model``: Model that the user has named, if any. ``roots``: Root modules, at least one. ``known``:
+    Optimizers that tell, beside ``optimizers``, which networks are trained. ``usual_step``: Usual duration of
+    a step without tracing, in seconds; ``None`` if unknown. ``most_seconds``: Seconds that memlog's own code
+    may take; ``None``: no limit.
 
     Attributes:
-        searching: Seconds of the search for the outermost module.
         thread: Traced thread. This thread opened the window.
         opened: Value of `time.perf_counter` when the window opened.
         allocation_failed: True if an allocation on a device failed in the window.
@@ -332,15 +382,12 @@ class OpenWindow:
         most_seconds: float | None,
     ) -> None:
         # Imported here: it loads parts of torch that most users of sessions never need.
-        from memlog.tracer.module_names import ModuleParents  # noqa: PLC0415
         from memlog.tracer.window import TraceWindow  # noqa: PLC0415
 
-        began = time.perf_counter()
-        others = roots or [ModuleParents().outermost(module, optimizers)]
-        self.searching = time.perf_counter() - began
+        began = time.thread_time()
         self.window = TraceWindow(
             model,
-            others=others,
+            others=roots,
             optimizers=optimizers,
             known=known,
             diagnostics=diagnostics,
@@ -358,7 +405,7 @@ class OpenWindow:
             )
         self.window.start()
         self.window.module_begins(module, inputs)
-        self.window.took(time.perf_counter() - began)
+        self.window.took(time.thread_time() - began)
         self.thread = threading.current_thread()
         self.opened = time.perf_counter()
         self.allocation_failed = False

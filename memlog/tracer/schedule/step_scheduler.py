@@ -2,10 +2,11 @@
 
 A window is the time that one trace covers. A window opens when a training step calls its first module. The
 window closes when every optimizer of the step has stepped (`memlog.tracer.schedule.iteration`). The first
-step is always traced, because a job that does not fit into memory fails there. The third step is traced too
-if that is cheap, because the optimizer has its state when that step starts. Later steps are traced as often
-as the budget allows. A trace that takes longer than the budget allows is cut: it covers the first part of the
-step (`memlog.tracer.schedule.budget`). If a step's peak was well above the peaks of the traced steps, the
+step is traced, because a job that does not fit into memory fails there, unless the model has so many modules
+that the trace would cover a small part of the step. The third step is traced too if that is cheap, because
+the optimizer has its state when that step starts. Later steps are traced as often as the budget allows. A
+trace that takes longer than the budget allows is cut: it covers the first part of the step
+(`memlog.tracer.schedule.budget`). If a step's peak was well above the peaks of the traced steps, the
 next trace comes sooner (`memlog.tracer.schedule.kept_trace`).
 
 A window opens in one hook and closes in another. A window opens only if `memlog.tracer.window.may_open` is
@@ -258,16 +259,22 @@ class StepScheduler:
                 return None
             if self._subscription is None:
                 self._subscription = OptimizerSubscription(self._schedule, self._diagnostics)
+            roots, searching = self._found_roots(module)
+            is_first = self.costs.budget.is_first
+            if is_first and not self._unlimited and self._waits(roots, searching, began):
+                return None
+            limit = self.costs.budget.limit(began)
             opened = OpenWindow(
                 module,
                 inputs,
                 model=self._roots.named(),
-                roots=self._roots.modules(),
+                roots=roots,
                 optimizers=self._schedule.optimizers(),
                 known=self._roots.optimizers(),
                 diagnostics=self._diagnostics,
                 usual_step=self.costs.budget.median_step,
-                most_seconds=None if self._unlimited else self.costs.budget.limit(began),
+                # The search counts, but it leaves time to trace a part of the step.
+                most_seconds=None if self._unlimited else max(limit - searching, limit / 2),
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
@@ -279,9 +286,37 @@ class StepScheduler:
         self._iteration.begin()
         self._frozen_start.window_opened()
         self._unlimited = False
-        self.costs.window_opened(began, opened.searching)
+        self.costs.window_opened(began, searching)
         self._retry.done()
         return opened
+
+    def _found_roots(self, module: Any) -> tuple[list[Any], float]:
+        """Return the root modules, and the seconds of the search for them: ``module`` is called first."""
+        roots = self._roots.modules()
+        if roots:
+            return roots, 0.0
+        from memlog.tracer.module_names import ModuleParents, may_be_part  # noqa: PLC0415 - loaded already
+
+        began = time.thread_time()
+        if may_be_part(module):
+            module = ModuleParents().outermost(module, self._schedule.optimizers())
+        return [module], time.thread_time() - began
+
+    def _waits(self, roots: list[Any], searching: float, now: float) -> bool:
+        """Return whether the first trace must wait until the run has earned it. Then remember the roots."""
+        from memlog.tracer.module_names import count_modules  # noqa: PLC0415 - loaded already
+        from memlog.tracer.window import device_of  # noqa: PLC0415 - loaded already
+
+        device = device_of(roots, None).type
+        if not self.costs.waits(count_modules(roots), device, searching, now):
+            return False
+        self._diagnostics.say_once(
+            "first_trace_waits", f"no step is traced yet: {self.costs.untraced}"
+        )
+        self._retry.done()
+        if searching:
+            self._roots.remember(roots, threading.current_thread(), ())
+        return True
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
         """End the current trace, if there is one.
@@ -310,7 +345,7 @@ class StepScheduler:
         if opened is None:
             return
         self._waiter.stop()
-        began = time.perf_counter()
+        began = time.thread_time()
         self.larger_steps.step_was_traced()
         with self._diagnostics.contained("tracing a step"):
             try:
@@ -321,7 +356,7 @@ class StepScheduler:
                 opened.window.roots(), opened.thread, opened.window.known_optimizers()
             )
             self._keep(trace, opened.window, failed=failed)
-        closing = time.perf_counter() - began
+        closing = time.thread_time() - began
         self.costs.window_closed(opened.window.seconds, closing, cut=opened.window.cut)
 
     def _abandon(self, why: str = f"it did not end within {LIMITS}") -> None:
