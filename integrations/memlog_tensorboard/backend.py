@@ -7,11 +7,12 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from memlog.sink import ClientBackend, Connection, TrackerRun
-from memlog_tensorboard.last_step import last_step_in
+from memlog_tensorboard.last_step import last_step_in, step_of
 
 logger = logging.getLogger("memlog")
 
@@ -42,6 +43,8 @@ class TensorboardBackend(ClientBackend):
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
         self._seen: TrackerRun | None = None
+        self._numbers: dict[str, _Numbers] = {}
+        """Numbers of the open writers, by folder."""
 
     def active_run(self) -> TrackerRun | None:
         """Return the folder of the writer that was opened last; ``None`` if none is open.
@@ -57,7 +60,28 @@ class TensorboardBackend(ClientBackend):
             # Paths are resolved only when a writer is new: the working directory may change later.
             self._threads = threads
             self._seen = _newest([folder for folder in map(_folder_of, threads) if folder])
+            for thread in threads:
+                self._look_at(thread)
         return self._seen
+
+    def highest_number(self, run: TrackerRun) -> int | None:
+        """Return the highest step at which the user's writers in a folder have logged, as far as seen."""
+        numbers = self._numbers.get(run.run_id)
+        return None if numbers is None else numbers.highest
+
+    def see_no_numbers(self) -> None:
+        """Stop looking at what the user's writers log."""
+        for numbers in self._numbers.values():
+            numbers.close()
+        self._numbers.clear()
+        self._threads = []
+
+    def _look_at(self, thread: threading.Thread) -> None:
+        """Look at the numbers of what a writer logs from now on."""
+        name, queue = _file_of(thread), getattr(thread, "_queue", None)
+        if name is not None and "://" not in name and hasattr(queue, "put"):
+            folder = str(Path(name).parent)
+            self._numbers.setdefault(folder, _Numbers()).look_at(queue)
 
     def last_step(self, run: TrackerRun) -> int | None:
         """Return the last step in the event files that earlier sessions of memlog wrote to the folder.
@@ -79,6 +103,40 @@ class TensorboardBackend(ClientBackend):
     def connection(self) -> Connection:
         """Return the folder for runs of memlog's own."""
         return Connection(uri=str(Path(os.environ.get(LOGGING_DIR) or _DEFAULT_FOLDER).absolute()))
+
+
+class _Numbers:
+    """Numbers of what the writers of one folder log.
+
+    A writer puts each record into the queue of its thread. memlog replaces the queue's method for this, as
+    neither tensorboard nor tensorboardX has a callback.
+
+    Attributes:
+        highest: Highest number so far; ``None``: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.highest: int | None = None
+        self._queues: list[Any] = []
+
+    def look_at(self, queue: Any) -> None:
+        if "put" not in vars(queue):
+            queue.put = self._observed(queue.put)
+            self._queues.append(queue)
+
+    def close(self) -> None:
+        while self._queues:
+            vars(self._queues.pop()).pop("put", None)
+
+    def _observed(self, put: Callable[..., object]) -> Callable[..., object]:
+        def observed(record: Any, *args: Any, **kwargs: Any) -> object:
+            # tensorboardX's records are events, and tensorboard's are their bytes.
+            number = step_of(record) if isinstance(record, bytes) else getattr(record, "step", None)
+            if number and (self.highest is None or number > self.highest):
+                self.highest = number
+            return put(record, *args, **kwargs)
+
+        return observed
 
 
 def run_in(folder: Path) -> TrackerRun:

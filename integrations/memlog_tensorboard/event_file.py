@@ -18,6 +18,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from memlog.sink import USERS_NUMBER
+
 _VERSION = "brain.Event:2"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LENGTH, _CHECK = struct.Struct("<Q"), struct.Struct("<I")
@@ -42,11 +44,13 @@ class EventFile:
     Attributes:
         path: The file's path.
         texts: The texts in the file, by tag. Each text is a list of strings.
+        numbers: Numbers of the user's in the file (`memlog.sink.USERS_NUMBER`), by memlog's step.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.texts: dict[str, list[list[bytes]]] = {}
+        self.numbers: dict[int, int] = {}
         self._stored: set[int] = set()
         self._size = -1
 
@@ -80,6 +84,8 @@ class EventFile:
     def _note(self, entries: Iterable[Scalar]) -> None:
         for entry in entries:
             self._stored.add(_key(entry))
+            if entry.value.tag == USERS_NUMBER:
+                self.numbers[round(entry.value.simple_value)] = entry.step
             if entry.value.tensor.string_val:
                 self.texts.setdefault(entry.value.tag, []).append(
                     list(entry.value.tensor.string_val)
@@ -89,6 +95,7 @@ class EventFile:
         """Read the file's records. Cut the file before the first incomplete or damaged record."""
         self._stored.clear()
         self.texts.clear()
+        self.numbers.clear()
         end = 0
         for record in records(file):
             event = Event.FromString(record)
@@ -136,7 +143,8 @@ def _is_intact(checked: bytes) -> bool:
 
 
 def _key(entry: Scalar) -> int:
-    return hash((entry.step, entry.seconds, entry.value.SerializeToString(deterministic=True)))
+    # Without the step: a value that is sent again may get another number of the user's (`USERS_NUMBER`).
+    return hash((entry.seconds, entry.value.SerializeToString(deterministic=True)))
 
 
 def _events(entries: Iterable[Scalar], *, is_first: bool) -> Iterator[Any]:

@@ -37,7 +37,7 @@ def last_step_in(file: Path, *, of_memlog: bool = True) -> int | None:
             return None
         with data:
             steps = [
-                _step_of(record)
+                step_of(record)
                 for begin, end in _newest_records(data)
                 if (STEP_PREFIX.encode() in (record := data[begin:end]))
                 or not (of_memlog or _FIRST_RECORD in record)
@@ -58,7 +58,7 @@ def _newest_records(data: mmap.mmap) -> deque[tuple[int, int]]:
     return found
 
 
-def _step_of(record: bytes) -> int | None:
+def step_of(record: bytes) -> int | None:
     """Return the step of an ``Event``; ``None`` if the data is no event. A step of 0 is not stored."""
     if record[:1] != _TIME:
         return None

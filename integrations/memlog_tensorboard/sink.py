@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from memlog._internal.diagnostics import Diagnostics
 from memlog.errors import RunRefusedError, TrackerUnavailableError
 from memlog.events import Alert, Artifact, Status
-from memlog.sink import Point, Resolution, Target, TrackerRun, written
+from memlog.sink import USERS_NUMBER, Point, Resolution, Target, TrackerRun, written
 from memlog_tensorboard.backend import MOVED_FILE, OWN_FILE, run_in
 from memlog_tensorboard.event_file import EventFile, Scalar
 from memlog_tensorboard.purges import file_to_follow
@@ -85,11 +86,29 @@ class TensorboardSink:
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Store points, each with the time of its event. One call takes at most `max_points` points."""
+        numbers = [point for point in points if point.name == USERS_NUMBER]
+        self._append(Scalar(point.index, point.time_us / 1e6, _scalar(point)) for point in numbers)
+        numbered = self._numbered()
         self._append(
-            Scalar(point.index, point.time_us / 1e6, _scalar(point))
+            Scalar(
+                numbered(point.index) if point.axis == "step" else point.index,
+                point.time_us / 1e6,
+                _scalar(point),
+            )
             for point in points
-            if self._is_storable(point)
+            if point.name != USERS_NUMBER and self._is_storable(point)
         )
+
+    def _numbered(self) -> Callable[[int], int]:
+        """Return the function from memlog's step to its number on the axis of the user's numbers."""
+        known = sorted(self._file.numbers.items())
+        steps = [step for step, _ in known]
+
+        def number(step: int) -> int:
+            place = bisect_right(steps, step) - 1
+            return step if place < 0 else known[place][1] + step - steps[place]
+
+        return number
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Store new parameters, and parameters with a new value, as one text that shows a table."""
@@ -103,9 +122,11 @@ class TensorboardSink:
 
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         """Store the new alerts as texts, at their steps. Each rule has its own tag."""
+        self._append([])  # it reads the file
+        numbered = self._numbered()
         self._append(
             Scalar(
-                alert.step or 0,
+                numbered(alert.step or 0),
                 alert.time_us / 1e6,
                 _text(f"{ALERTS}/{alert.rule}", _bytes(_described(alert))),
             )

@@ -21,7 +21,7 @@ from memlog._internal.terminal import MIB
 from memlog.bus import EventBus
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
-from memlog.events import DeviceReading, Parameters, Status, ThreadStep, now_us
+from memlog.events import DeviceReading, Parameters, Status, ThreadStep, UsersNumber, now_us
 from memlog.journal import Binding, JournalWriter, binding_of
 from memlog.metrics import bucket_start
 from memlog.probes.accelerator import AcceleratorProbe
@@ -33,6 +33,7 @@ from memlog.sink import (
     EndingBackend,
     InProcessBackend,
     JoinableBackend,
+    NumberingBackend,
     ResumableBackend,
     TrackerRun,
     load_backend,
@@ -264,6 +265,11 @@ class RunDetector:
 
     def __post_init__(self) -> None:
         self._offsets = RunOffsets(self._opened_own, self._initial_step)
+        self._numbering = [
+            (name, one) for name, one in self._backends.items() if isinstance(one, NumberingBackend)
+        ]
+        self._ahead: dict[tuple[str, str], int] = {}
+        """Amount by which the user's numbers in a run are ahead of memlog's, by backend and id."""
         self.looks_for_runs = bool(self._backends)
         """False if no run can be joined, because the session uses no tracker."""
 
@@ -327,8 +333,27 @@ class RunDetector:
             with self._diagnostics.contained("counting the steps of a run"):
                 if self._runs[name].run_id == run_id:
                     self._point_to(name, self._runs[name], offset)
+        for name, backend in self._numbering:
+            if name in self._runs:
+                self._follow_numbers(name, backend, step)
         joined, self.joined = self.joined, False
         return joined
+
+    def _follow_numbers(self, name: str, backend: NumberingBackend, step: int) -> None:
+        """If the user's numbers in a run get ahead of memlog's, let memlog's go on from the user's."""
+        try:
+            run_id = self._runs[name].run_id
+            number = backend.highest_number(self._runs[name])
+            own = step - self._offsets.of(name, run_id)
+            if (
+                number is None
+                or not own + self._ahead.get((name, run_id), 0) < number <= MAX_NUMBER
+            ):
+                return
+            self._ahead[name, run_id] = number - own
+            self._journal.append(UsersNumber(now_us(), name, run_id, own, number))
+        except Exception as error:  # noqa: BLE001 - a tracker's error must not reach the trainer
+            self._diagnostics.fault(f"reading the user's step numbers in {name}", error)
 
     def number_first_row(self, name: str, run_id: str, number: int | None, step: int | None) -> int:
         """Take the user's number of a run's first row (`RunOffsets.number_first_row`). Never raises.
@@ -379,6 +404,9 @@ class RunDetector:
             with self._diagnostics.contained(f"ending the watch for runs in {name}"):
                 stop()
         self._ends.clear()
+        for name, backend in self._numbering:
+            with self._diagnostics.contained(f"ending the watch for step numbers in {name}"):
+                backend.see_no_numbers()
 
     def resolve_active_runs(self) -> None:
         """Let each backend resolve the address of its active run. Join no run.

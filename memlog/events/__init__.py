@@ -81,6 +81,7 @@ from memlog.events.measurements import (
     Sample,
     Scope,
     ThreadStep,
+    UsersNumber,
 )
 from memlog.events.memory import (
     ALLOCATED,
@@ -208,6 +209,7 @@ __all__ = [
     "Trace",
     "TracedLayer",
     "TracedLine",
+    "UsersNumber",
     "changes",
     "field_names",
     "main_reading",
@@ -231,6 +233,7 @@ Event: TypeAlias = (
     | Recorded
     | Phase
     | ThreadStep
+    | UsersNumber
     | Alert
     | Artifact
     | Trace

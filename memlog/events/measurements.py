@@ -109,6 +109,21 @@ class ThreadStep(msgspec.Struct, frozen=True, array_like=True, tag="thread_step"
     rss: Int
 
 
+class UsersNumber(msgspec.Struct, frozen=True, array_like=True, tag="users_number"):
+    """Number at which the user's run has got ahead of memlog's steps, for example at samples or frames.
+
+    From this step on, memlog's steps in the run go on from the number.
+    """
+
+    time_us: Int
+    backend: str
+    run_id: str
+    own: Int
+    """memlog's number of the step in the run, without any `UsersNumber`."""
+    number: Int
+    """Highest number at which the user has logged, above the number that the step had otherwise."""
+
+
 class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):
     """End of a phase of the program, such as ``rollout``. Peaks are those of the phase."""
 

@@ -306,6 +306,25 @@ class ResumableBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class NumberingBackend(Backend, Protocol):
+    """Backend that sees the step numbers at which the user's program logs."""
+
+    def highest_number(self, run: TrackerRun) -> int | None:
+        """Return the highest number at which this process has logged to ``run``; ``None``: there is none yet.
+
+        The call takes about a microsecond.
+        """
+
+    def see_no_numbers(self) -> None:
+        """Stop looking at the numbers, at the end of the session."""
+
+
+USERS_NUMBER = "memlog/steps"
+"""Name of a point that tells a sink of a `NumberingBackend` the user's number (its index) of one of memlog's
+steps (its value). The points of this step and of later ones go on from the number."""
+
+
+@runtime_checkable
 class EndingBackend(Backend, Protocol):
     """Backend that notices when the user's program ends a run, so that memlog settles the verdict first."""
 

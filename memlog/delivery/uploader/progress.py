@@ -8,11 +8,11 @@ import msgspec
 
 from memlog._internal.redact import without_credentials
 from memlog.delivery.uploader.open_runs import OpenRuns
-from memlog.events import Alert, Artifact, Parameters, ThreadStep
+from memlog.events import Alert, Artifact, Parameters, ThreadStep, UsersNumber
 from memlog.journal import Entry, Header, Position, RunDirectory
 from memlog.journal.delivery_state import Progress, UploadState
 from memlog.metrics import Plan, alert_in_run, axis_and_index, parameters_of
-from memlog.sink import Point, Resolution
+from memlog.sink import USERS_NUMBER, Point, Resolution
 
 
 def plan_for(header: Header, resolution: Resolution, offset: int) -> Plan[Position]:
@@ -82,10 +82,17 @@ class Cursor:
             elif isinstance(entry.event, ThreadStep):
                 if entry.event.backend == self._backend:
                     self.thread_steps.append(entry.event)
+            elif isinstance(entry.event, UsersNumber):
+                self._take_number(entry.event)
             elif isinstance(entry.event, Artifact):
                 self.artifacts.append(entry.event)
             elif (parameters := parameters_of(entry.event)) is not None:
                 self.parameters.append(parameters)
+
+    def _take_number(self, event: UsersNumber) -> None:
+        if (event.backend, event.run_id) == (self._backend, self.target):
+            point = Point(USERS_NUMBER, event.own, "step", event.number, event.time_us)
+            self.pending.append(point)
 
     def _counts(self, entry: Entry) -> bool:
         """Return whether an event may belong to a point that was not sent yet."""

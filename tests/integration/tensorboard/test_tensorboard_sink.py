@@ -17,7 +17,7 @@ from support.event_files import events_in, texts_in
 from support.mlflow_server import free_port
 from support.truth import plan_of
 
-from memlog.journal import RunDirectory, find_run
+from memlog.journal import RunDirectory, find_run, list_runs
 
 pytestmark = pytest.mark.integration
 
@@ -158,3 +158,78 @@ def test_the_page_shows_what_the_file_has(tmp_path: Path, page: str) -> None:
         except httpx.HTTPError:
             time.sleep(0.2)
     assert [(step, value) for _, step, value in shown] == [(p.index, p.value) for p in points(20)]
+
+
+ROLLOUTS = """
+    import sys
+    import torch
+    {writer}
+
+    import memlog
+
+    first = int(sys.argv[1])
+    session = memlog.init("tensorboard", dir="runs", finish_timeout=60)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    writer = SummaryWriter("logs", purge_step=first or None)
+    for iteration in range(first // 512, first // 512 + 3):
+        writer.add_scalar("episodic_return", 1.0, 512 * iteration + 300)
+        for _ in range(16):
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        writer.add_scalar("loss", 1.0, 512 * (iteration + 1))
+    writer.close()
+    memlog.finish()
+"""
+WRITERS = (
+    "from torch.utils.tensorboard import SummaryWriter",
+    "from tensorboardX import SummaryWriter",
+)
+
+
+def steps_of(folder: Path, tag: str = "memory/host/rss_mib") -> list[int]:
+    return [event.step for event in events_in(folder).Scalars(tag)]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_steps_go_on_from_the_numbers_at_which_the_user_logs(tmp_path: Path, writer: str) -> None:
+    """An agent logs frames: 512 of them for each 16 optimizer steps."""
+    child.run(ROLLOUTS.format(writer=writer), tmp_path, "0")
+    # memlog sees what the program logs from the first step on.
+    first = [*range(16), *range(812, 828), *range(1324, 1340)]
+    assert steps_of(tmp_path / "logs") == first
+    child.run(ROLLOUTS.format(writer=writer), tmp_path, "1536")
+    later = [*range(1340, 1356), *range(2348, 2364), *range(2860, 2876)]
+    assert steps_of(tmp_path / "logs") == first + later
+
+
+def test_epochs_do_not_count_as_steps(tmp_path: Path) -> None:
+    program = """
+        from torch.utils.tensorboard import SummaryWriter
+
+        import memlog
+
+        session = memlog.init("tensorboard", dir="runs", finish_timeout=60)
+        writer = SummaryWriter("logs")
+        for epoch in range(3):
+            for step in range(10):
+                session.step()
+            writer.add_scalar("accuracy", 1.0, epoch)
+        writer.close()
+        memlog.finish()
+    """
+    child.run(program, tmp_path)
+    assert steps_of(tmp_path / "logs") == list(range(30))
+    assert "memlog/steps" not in events_in(tmp_path / "logs").Tags()["scalars"]
+
+
+def test_a_second_upload_keeps_the_users_numbers(tmp_path: Path) -> None:
+    child.run(ROLLOUTS.format(writer=WRITERS[0]), tmp_path, "0")
+    before = stored(tmp_path / "logs")
+    (run,) = list_runs(tmp_path / "runs")
+    (state,) = run.path.glob("delivery/tensorboard*.json")
+    state.unlink()
+    command = (sys.executable, "-m", "memlog", "sync", run.id, "--dir", "runs")
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert stored(tmp_path / "logs") == before
