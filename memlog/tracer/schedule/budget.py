@@ -245,10 +245,14 @@ class StepCosts:
         self.budget.begin(now)
         self.budget.charge(seconds)
 
-    def forget_step(self) -> None:
-        """Ignore the duration of the current step. Call this when the trace of the step is abandoned."""
+    def window_abandoned(self, recording: float) -> None:
+        """Record the cost of a trace that is abandoned, and ignore the duration of its step.
+
+        ``recording``: As in `window_closed`.
+        """
         self._trace_began = None
         self._step_began = 0.0
+        self.budget.charge((self._once + recording) / _SEEN)
 
     def settle(self) -> None:
         """Record the time of the last trace, from the begin of its first step to now.
@@ -364,7 +368,6 @@ class OpenWindow:
 
     Attributes:
         thread: Traced thread. This thread opened the window.
-        opened: Value of `time.perf_counter` when the window opened.
         allocation_failed: True if an allocation on a device failed in the window.
     """
 
@@ -407,10 +410,9 @@ class OpenWindow:
         self.window.module_begins(module, inputs)
         self.window.took(time.thread_time() - began)
         self.thread = threading.current_thread()
-        self.opened = time.perf_counter()
         self.allocation_failed = False
         self._module, self._calls = id(module), 0
-        self._deadline = self.opened + (
+        self._deadline = time.perf_counter() + (
             1.0 + _MOST_STEPS * usual_step if usual_step else float("inf")
         )
 

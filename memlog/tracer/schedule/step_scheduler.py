@@ -371,9 +371,7 @@ class StepScheduler:
             finally:
                 _remove(opened.window)
         count_skipped(self._diagnostics, why)
-        self.costs.forget_step()
-        now = time.perf_counter()
-        self.costs.window_failed(now - opened.opened, now)
+        self.costs.window_abandoned(opened.window.seconds)
 
     def _keep(self, trace: RecordedTrace, window: TraceWindow, *, failed: bool | None) -> None:
         """Publish a trace, and keep it if it is the most representative one.
