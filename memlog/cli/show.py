@@ -113,6 +113,8 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
         facts["failures"] = survived(summary)
     if summary.traced.steps:
         facts["traced"] = worst_traced(summary.traced)
+    elif summary.traced.untraced:
+        facts["traced"] = plain(f"no step: {summary.traced.untraced}")
     if summary.largest_step is not None:
         found = summary.largest_step
         but = "" if found.like_step is None else f". {like_another(found.like_step)}"

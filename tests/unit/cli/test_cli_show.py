@@ -93,6 +93,13 @@ def test_show_adds_the_time_of_traced_steps(tmp_path: Path) -> None:
     assert line.endswith("100.0 ms in all, and 2.0 s for traced steps; nothing was lost")
 
 
+@pytest.mark.parametrize("options", [(), ("--all",)])
+def test_show_tells_why_no_step_was_traced(tmp_path: Path, options: tuple[str, ...]) -> None:
+    waits = Health(at(1), 0, 0.5, 100.0, {}, {}, untraced="it allows that after 60 s")
+    MadeRun(tmp_path).write(batch(0, GIB), waits).closed()
+    assert "it allows that after 60 s" in output_of("show", "latest", *options)
+
+
 def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
     for rank in range(2):
         made = MadeRun(tmp_path, f"rank{rank}").ranked(RankPosition(rank, 2, "a"), begun=rank)
