@@ -88,10 +88,10 @@ class OptimizerClock:
         if not is_clock and self.threads and (other := self.threads.other_clock()) is not None:
             other.begin(optimizer)
             return
-        backward, running = self.backward(), self._running
-        nested = not is_clock and bool(running) and id(optimizer) not in running
-        running.append(id(optimizer))
-        self._same_backward = backward == self._last_backward and backward >= 0
+        backward, running, number = self.backward(), self._running, id(optimizer)
+        nested = not is_clock and bool(running) and number not in running
+        running.append(number)
+        self._same_backward = 0 <= backward == self._last_backward
         self._last_backward = backward
         if is_clock and period is not None and period.others < INACTIVE_AFTER:
             self._armed = True
@@ -114,9 +114,10 @@ class OptimizerClock:
         if not is_clock and self.threads and (other := self.threads.other_clock()) is not None:
             other.end(optimizer)
             return
-        if id(optimizer) in running:
+        number = id(optimizer)
+        if number in running:
             # Nested steps that raised are removed too, because they have no end.
-            del running[running.index(id(optimizer)) :]
+            del running[running.index(number) :]
         if period is None:
             return
         if not is_clock:

@@ -104,7 +104,8 @@ class MappedFile:
     """One segment, written through memory. Its header is the first line.
 
     `close` cuts the file behind the last line. The file of a killed process keeps its zero bytes. ``window``
-    is the number of bytes to allocate at a time.
+    is the number of bytes to allocate at a time. A line may be stored at ``view[at:]`` up to ``limit``, as
+    `write` does.
 
     Raises:
         OSError: The file can't be created, allocated or mapped. The file does not exist then.
@@ -115,8 +116,8 @@ class MappedFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._generation, self._room = processes.generation, window
         self._window: _Window | None = None
-        self._view = memoryview(b"")
-        self._at = self._limit = self._length = self._refused = 0
+        self.view = memoryview(b"")
+        self.at = self.limit = self._length = self._refused = 0
         self._descriptor = Descriptor(os.open(path, flags, 0o644))
         try:
             line = msgspec.json.encode(header) + b"\n"
@@ -135,14 +136,14 @@ class MappedFile:
             OSError: There is no room. Nothing was written.
         """
         size = len(line)
-        if self._at + size > self._limit:
+        if self.at + size > self.limit:
             self._write_at_the_limit(line, size, event)
             return
         # No call until the position is stored: a signal handler that writes, too, must not run in between.
-        at = self._at
+        at = self.at
         end = at + size
-        self._view[at:end] = line
-        self._at = end
+        self.view[at:end] = line
+        self.at = end
 
     def _write_at_the_limit(self, line: bytes, size: int, event: Event | None) -> None:
         """Write into the next window. If it can't be allocated, write into the reserve."""
@@ -156,26 +157,26 @@ class MappedFile:
                 self._refused = 0
                 self.write(line, event)
                 return
-        at = self._at  # no call from here, as above
+        at = self.at  # no call from here, as above
         end = at + size
         if end + spared <= self._length:
-            self._view[at:end] = line
-            self._at = end
+            self.view[at:end] = line
+            self.at = end
             return
         self._refused += 1
         raise full or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _grow(self, size: int) -> None:
         """Allocate and map room behind the last line: ``size`` bytes, a window and the reserve."""
-        at = self._at if self._window is None else self._window.begin + self._at
+        at = self.at if self._window is None else self._window.begin + self.at
         begin = at & -mmap.ALLOCATIONGRANULARITY
         room = size + self._room + RESERVE + mmap.ALLOCATIONGRANULARITY
         window = _Window(self._descriptor.number, begin, room & -mmap.PAGESIZE)
         known = self._window  # no call from here, as above
         if known is not None:
-            self._at += known.begin - window.begin
-        self._window, self._view, self._length = window, window.view, window.length
-        self._limit = window.length - RESERVE
+            self.at += known.begin - window.begin
+        self._window, self.view, self._length = window, window.view, window.length
+        self.limit = window.length - RESERVE
         if known is not None:
             known.unmap()
 
@@ -189,11 +190,11 @@ class MappedFile:
         window, self._window = self._window, None
         # A copy of this object in a child of `fork` must not cut the parent's file.
         if window is not None and processes.generation == self._generation:
-            self._view, self._limit, self._length = memoryview(b""), 0, 0
+            self.view, self.limit, self._length = memoryview(b""), 0, 0
             window.unmap()
             if self._descriptor.status() is not None:
                 with suppress(OSError):
-                    os.ftruncate(self._descriptor.number, window.begin + self._at)
+                    os.ftruncate(self._descriptor.number, window.begin + self.at)
         self._descriptor.close()
 
 

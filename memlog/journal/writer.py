@@ -524,16 +524,23 @@ class JournalWriter:
             # Increased before the write: if the write fails, readers see a gap and count a lost event.
             seq, self._seq = self._seq, self._seq + 1
             line = self._encode(Record(seq, event)) + b"\n"
-            self._size += len(line)
+            size = len(line)
+            self._size += size
             output = self._output
             mapped = output.mapped
             if mapped is not None and output.unchecked < CHECK_EVERY - 1:
-                # What `SegmentOutput.write` does then, without a call.
+                # What `SegmentOutput.write` and `MappedFile.write` do then, without their calls.
                 output.unchecked += 1
-                try:
-                    mapped.write(line, event)
-                except OSError as error:
-                    output.lose(error, mapped, line, event)
+                at = mapped.at  # no call from here until the position is stored, as there
+                end = at + size
+                if end <= mapped.limit:
+                    mapped.view[at:end] = line
+                    mapped.at = end
+                else:
+                    try:
+                        mapped.write(line, event)
+                    except OSError as error:
+                        output.lose(error, mapped, line, event)
             else:
                 output.write(line, event)
             if self._size >= self._segment_bytes:

@@ -81,11 +81,12 @@ class HostProbe:
         self._highest = 0
         self._memory = self._open()
 
-    def read(self) -> HostReading:
+    def read(self) -> HostReading:  # noqa: C901 - one function, because each call adds to every step
         """Read the resident set, its peak, and whether the peak was reached since the last call.
 
         On Linux, this function does all of it without calls of Python functions: most of a step's time for
-        memlog is spent in code that is no longer in the processor's caches.
+        memlog is spent in code that is no longer in the processor's caches. In most steps, the kernel's text
+        and the peak are those of the step before, and so is the result.
         """
         if processes.generation != self._generation and self._memory is not None:
             # In a forked child, the descriptors still belong to the parent's files in `/proc`.
@@ -93,13 +94,19 @@ class HostProbe:
             self._begin()
         memory, before = self._memory, self._highest
         spaces: tuple[int, int | None] | None = None
+        text, largest = b"", 0
         if memory is None:
             return HostReading()
         try:
             if memory.statm is None:
                 rss, mark = memory.read()
             else:
-                size, resident, shared, _, _, data, _ = os.pread(memory.statm, 128, 0).split()
+                text = os.pread(memory.statm, 128, 0)
+                largest = getrusage(RUSAGE_SELF).ru_maxrss
+                known_text, known_largest, reading = memory.known
+                if text == known_text and largest == known_largest:
+                    return reading
+                size, resident, shared, _, _, data, _ = text.split()
                 rss, pages = int(resident) * _PAGE, int(shared)
                 memory.file_pages = pages
                 if not -_SHARED_CHANGED < pages - memory.pages_when_read < _SHARED_CHANGED:
@@ -112,9 +119,12 @@ class HostProbe:
                 has_shared = (memory.rss_shared or 0) >= _LEAST_SHARED
                 other = int(size) * _PAGE - private if has_shared else None
                 spaces = (private, other) if private else None  # sandboxed kernels write 0
-                mark = getrusage(RUSAGE_SELF).ru_maxrss * _KIB
+                mark = largest * _KIB
                 if mark <= memory.inherited:
-                    mark = memory.status_figure(b"VmHWM")
+                    mark, text = (
+                        memory.status_figure(b"VmHWM"),
+                        b"",
+                    )  # it can rise beside an equal text
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             # If another thread has ended the run meanwhile, the files are closed.
             if self._memory is not None:
@@ -131,7 +141,13 @@ class HostProbe:
             source = "exact" if mark > before > 0 else "watermark"
         # Half the time of HostReading(…).
         figures = (rss, mark, source, memory.rss_anon, memory.rss_shared, spaces)
-        return tuple.__new__(HostReading, figures)
+        reading = tuple.__new__(HostReading, figures)
+        if text:
+            again = (
+                reading if source == "watermark" else reading._replace(rss_peak_source="watermark")
+            )
+            memory.known = text, largest, again  # in one assignment: another thread may read, too
+        return reading
 
     @property
     def rss_anon(self) -> int | None:
@@ -168,6 +184,8 @@ class _LinuxMemory:
         inherited: The value of ``ru_maxrss`` that may be inherited, in bytes.
         file_pages: Number of pages in mapped files and shared memory at the last reading.
         pages_when_read: ``file_pages`` when ``RssShmem`` was read.
+        known: Text of ``statm`` and value of ``ru_maxrss`` at the last reading, and the reading that follows
+            from the same values.
 
     Raises:
         OSError: ``/proc`` can't be read.
@@ -179,6 +197,7 @@ class _LinuxMemory:
         self.pages_when_read = -_SHARED_CHANGED
         self.rss_anon: int | None = None
         self.rss_shared: int | None = None
+        self.known: tuple[bytes, int, HostReading] = b"", 0, HostReading()
         self.statm = self._keep(proc / "self/statm")
         self._status = self._keep(proc / "self/status")
         # `ru_maxrss` is read before `VmHWM`. If the process grows between the two readings, `VmHWM` is the
