@@ -179,7 +179,7 @@ def show(
             "--brief shows a part of what --all and --json show: pass one of them"
         )
     found = find_explained_run(runs_directory(directory), run)
-    summary = summarize(found)
+    summary = summarize(found, remember=True)
     if briefly:
         click.echo("\n".join(brief(found, summary)))
         return

@@ -103,14 +103,14 @@ class RunFold:
         self._processes = ProcessPiles(CHILD_FLOOR, SAMPLES, lambda *_: None)
         self._newest_us = self._read = 0
 
-    def take_entry(self, entry: Entry) -> None:
-        """Add an event of a journal, in the journal's order."""
+    def take_entry(self, entry: Entry, found: list[Reading] | None = None) -> None:
+        """Add an event of a journal, in the journal's order. ``found``: its readings, if known."""
         event = entry.event
         if isinstance(event, Batch) and self.first_step is None and entry.seq > self._read:
             # Events before it are missing. So an earlier step may have been the first.
             self.first_step = entry.header.initial_step
         self._read += 1
-        self.take(event)
+        self.take(event, found)
 
     def take(self, event: Event, found: list[Reading] | None = None) -> None:
         """Add an event, in the order in which it was published. ``found``: its readings, if known."""

@@ -98,10 +98,9 @@ class RunDirectory:
         """Return the event of the run's end; ``None`` if it is not in the journal's last segments."""
         # The trainer's file comes first. The helper process writes the end if the trainer could not.
         for file in self.files():
-            last = max(file.segments, default=1)
-            for entry in file.read(Position(last - 1, 0)):
-                if isinstance(entry.event, End):
-                    return entry.event
+            found = file.first_end(max(file.segments, default=1) - 1)
+            if found is not None:
+                return found
         return None
 
     def rank_failure(self) -> RankFailure | None:

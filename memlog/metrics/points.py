@@ -148,11 +148,20 @@ class Value(NamedTuple):
     fold: Fold
 
 
-def values(event: Event, *, older: bool = False) -> Iterator[Value]:
-    """Yield the metrics of one event. A value is ``None`` if it is unknown.
+def values(
+    event: Event, *, older: bool = False, found: Iterable[Reading] | None = None
+) -> Iterable[Value]:
+    """Return the metrics of one event. A value is ``None`` if it is unknown.
 
-    With ``older``, an older memlog's names are used (`memlog.journal.Header.has_older_names`).
+    With ``older``, an older memlog's names are used (`memlog.journal.Header.has_older_names`). ``found`` are
+    the event's readings, if known.
     """
+    if isinstance(event, Batch):  # most events; its metrics have the same names in each version
+        return _memory("memory", readings(event) if found is None else found)
+    return _values_of(event, older=older)
+
+
+def _values_of(event: Event, *, older: bool) -> Iterator[Value]:
     if not older:
         yield from _values(event)
     elif isinstance(event, Trace):
@@ -200,12 +209,10 @@ def _closing_parameters(event: Event) -> Parameters | None:
 
 
 def _values(event: Event) -> Iterator[Value]:
-    if isinstance(event, Batch):
-        yield from _memory("memory", event)
-    elif isinstance(event, Epoch):
-        yield from _memory("memory/epoch", event)
+    if isinstance(event, Epoch):
+        yield from _memory("memory/epoch", readings(event))
     elif isinstance(event, Evaluation):
-        yield from _memory("memory/eval", event)
+        yield from _memory("memory/eval", readings(event))
         yield Value("memory/eval/loss", event.value, "last")
         yield Value("memory/eval/iteration", event.iteration, "last")
     elif isinstance(event, Loss):
@@ -327,8 +334,8 @@ def _older_layers(event: Trace) -> Iterator[Value]:
         yield Value(f"memory/layers/{layer.path}/peak_mib", mib(layer.peak), "max")
 
 
-def _memory(at: str, event: Batch | Epoch | Evaluation) -> Iterator[Value]:
-    for each in readings(event):
+def _memory(at: str, found: Iterable[Reading]) -> Iterator[Value]:
+    for each in found:
         if each.name not in _ONLY_LOCAL:
             names = _names(at, each.name)
             yield Value(names.level, mib(each.level), "last")

@@ -236,6 +236,7 @@ class _PortableMemory:
     """Reader for macOS and other systems without ``/proc``. The kinds of memory stay unknown."""
 
     statm = rss_file = rss_anon = rss_shared = None
+    known = b"", 0, HostReading()
 
     def __init__(self) -> None:
         import psutil  # noqa: PLC0415 - takes 10 ms and more, and Linux does not need it

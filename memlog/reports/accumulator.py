@@ -27,6 +27,7 @@ from memlog.events import (
     StepInputs,
     changes,
     main_readings,
+    readings,
 )
 from memlog.facts.levels import UNKNOWN, Peak, peak_kind
 from memlog.facts.oom_cause import has_gone_on
@@ -96,16 +97,19 @@ class MetricFold:
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
 
-    def take(self, event: Event, *, older: bool = False) -> None:
+    def take(
+        self, event: Event, *, older: bool = False, found: list[Reading] | None = None
+    ) -> None:
         """Add the metrics of one event. An event without a step, evaluation or epoch has no metrics.
 
-        If ``older`` is True, use an older memlog's names of metrics (see `memlog.metrics.values`).
+        If ``older`` is True, use an older memlog's names of metrics (see `memlog.metrics.values`). ``found``
+        are the event's readings, if known.
         """
         on_axis = axis_and_index(event)
         if on_axis is None:
             return
         axis, index = on_axis
-        for name, value, _ in values(event, older=older):
+        for name, value, _ in values(event, older=older, found=found):
             if value is None:
                 continue
             series = self._series.get(name)
@@ -417,8 +421,9 @@ class Accumulator:
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
-        self.metrics.take(event, older=self._has_older_names)
-        self.facts.take_entry(entry)
+        found = list(readings(event))
+        self.metrics.take(event, older=self._has_older_names, found=found)
+        self.facts.take_entry(entry, found)
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us

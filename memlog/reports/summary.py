@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 def summarize(run: RunDirectory, *, remember: bool = False, end: End | None = None) -> Summary:
     """Return the document of ``memlog show --json``. The run's journal is read once, in bounded memory.
 
-    If ``remember`` is True, the summary of an ended run is cached. The cache makes a list of many runs fast.
+    If ``remember`` is True, the summary of an ended run is cached. To read a long run takes seconds.
     ``end`` is the run's end, if the journal has none yet.
     """
     # Checked before reading: if the run ends in between, the journal has its end event when it is read.
