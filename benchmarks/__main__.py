@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import leak_search, startup, step
+from benchmarks import instructions, leak_search, startup, step
 from benchmarks.loops import LOOPS, Worker
 from benchmarks.publish import measure
 from benchmarks.statistics import estimate
@@ -32,6 +32,7 @@ def main() -> None:
             loops_table(options.rounds, options.steps),
             step_table(options.rounds),
             publish_table(),
+            instructions_table(),
             startup_table(options.rounds),
             search_table(options.rounds),
         ]
@@ -132,6 +133,17 @@ def publish_table() -> str:
     lines = ["One batch event, with nothing else in the loop:\n", "| | µs |", "|---|---|"]
     lines += [f"| {name} | {value.format(2)} |" for name, value in measure().items()]
     return "\n".join(lines)
+
+
+def instructions_table() -> str:
+    """Count instructions, store the counts for the test that compares them, and return the table.
+
+    Raises:
+        SystemExit: This machine lacks a program for that.
+    """
+    counts = instructions.counted()
+    instructions.store(counts)
+    return instructions.section(counts)
 
 
 def startup_table(rounds: int) -> str:

@@ -10,6 +10,7 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import MIB
 from memlog.probes.process import HostProbe, HostReading, _max_rss, _PortableMemory
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -117,6 +118,35 @@ def test_close_releases_the_descriptors(health: Diagnostics, tmp_path: Path) -> 
     HostProbe(health, proc=fake_proc(tmp_path, "")).close()
     assert open_descriptors() == before
     assert not health.faults
+
+
+@linux
+def test_a_reading_of_unchanged_figures_is_the_one_before(
+    health: Diagnostics, tmp_path: Path
+) -> None:
+    proc = fake_proc(tmp_path, "VmHWM:\t90000000 kB\nRssShmem:\t0 kB\n")
+    statm, probe = proc / "self" / "statm", HostProbe(health, proc=proc)
+    first = probe.read()
+    assert probe.read() is first
+    statm.write_text("901 50 20 1 0 31 0\n")
+    second = probe.read()
+    assert (first.spaces[0], second.spaces[0]) == (30 * PAGE, 31 * PAGE)
+    statm.write_text("901 51 20 1 0 31 0\n")
+    assert probe.read().rss == second.rss + PAGE
+    statm.write_text("900 50 20 1 0 30 0\n")
+    assert probe.read() == first
+
+
+@linux
+def test_a_new_peak_is_exact_once(health: Diagnostics) -> None:
+    """The peak rises beside an equal resident set if a step frees what it took."""
+    probe = HostProbe(health)
+    probe.read()
+    room = _max_rss() - probe.read().rss
+    bytearray(room + 64 * MIB)
+    raised, again = probe.read(), probe.read()
+    assert (raised.rss_peak_source, again.rss_peak_source) == ("exact", "watermark")
+    assert again.rss_peak == raised.rss_peak
 
 
 @linux
