@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.instructions [--write]`` runs small programs under callgrind, which counts each
 instruction that a thread executes outside the kernel. The counts of two runs differ by less than 1 %, also on
-a busy machine. ``--write`` stores them in ``benchmarks/instructions.json`` and in ``docs/benchmarks.md``, as
+a busy machine. ``--write`` stores them in ``benchmarks/instructions.json`` and in the page of benchmarks, as
 ``make bench`` does. ``tests/slow/test_instructions.py`` fails if a count has changed by more than 2 %: then
 find the reason, and store the new counts with the change.
 
@@ -31,7 +31,7 @@ from types import SimpleNamespace
 
 FILE = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).resolve().parents[1]
-PAGE = _ROOT / "docs" / "benchmarks.md"
+PAGE = _ROOT / "docs" / "project" / "benchmarks.md"
 _BEGIN, _END = "<!-- instructions -->", "<!-- end of instructions -->"
 TOLERANCE = 0.02
 LEAN, PSUTIL = "lean", "psutil"

@@ -233,7 +233,7 @@ class _NoInquiry:
 
 _REMEDY = (
     "Look for what a step keeps, such as results in lists, and caches. memlog looks for it itself if PyTorch "
-    "is installed (pip install torch)."
+    "is installed: pip install torch"
 )
 
 _SECONDS = 5.0
