@@ -54,20 +54,20 @@ class Addition(NamedTuple):
 def additions(file: str, name: str) -> list[Addition]:
     """Return the statements of a file that add to the variable or attribute ``name``."""
     nodes = list(_nodes(file, name))
-    found = {one for node in nodes for one in _addition(node, name)}
-    if not found:
+    statements = {statement for node in nodes for statement in _addition(node, name)}
+    if not statements:
         return []
     # `ast.walk` gives the outer ones first.
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
     return [
         Addition(
-            one.line,
-            one.value,
-            tuple(each.name for each in classes if _covers(each, one.line)),
-            tuple(each.name for each in functions if _covers(each, one.line)),
+            statement.line,
+            statement.value,
+            tuple(outer.name for outer in classes if _covers(outer, statement.line)),
+            tuple(outer.name for outer in functions if _covers(outer, statement.line)),
         )
-        for one in sorted(found)
+        for statement in sorted(statements)
     ]
 
 
@@ -81,8 +81,8 @@ def adds_to_itself(file: str, name: str) -> bool:
 
 def is_made_anew(file: str, name: str) -> bool:
     """Return True if each statement that adds to ``name`` is in a loop or a function that makes it anew."""
-    found = _keeps(file, name, in_place=True)
-    return bool(found) and not any(found)
+    kept = _keeps(file, name, in_place=True)
+    return bool(kept) and not any(kept)
 
 
 @functools.lru_cache(256)
@@ -101,7 +101,7 @@ def limiting_line(file: str, name: str, line: int) -> int | None:
     again = nodes if functions and _is_called_in_a_loop(functions[-1], nodes) else []
     loops = [node for node in inside if isinstance(node, _LOOPS) and _covers(node, line)]
     around = {id(inner) for loop in loops for inner in ast.walk(loop)} | set(map(id, again))
-    added = {one.line for node in inside for one in _addition(node, name)}
+    added = {statement.line for node in inside for statement in _addition(node, name)}
     for node in inside:
         is_limit = _removes(node, name) or (id(node) in around and _begins_anew(node, name))
         if isinstance(node, ast.If):
@@ -136,7 +136,7 @@ def _is_called_in_a_loop(
     fields = (getattr(loop, name, []) for loop in loops for name in _REPEATED)
     parts = (part for field in fields for part in (field if isinstance(field, list) else [field]))
     calls = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call))
-    return any(ast.unparse(one.func).rpartition(".")[2] == function.name for one in calls)
+    return any(ast.unparse(call.func).rpartition(".")[2] == function.name for call in calls)
 
 
 def _removes(node: ast.AST, name: str) -> bool:
@@ -147,14 +147,16 @@ def _removes(node: ast.AST, name: str) -> bool:
         is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _REMOVING
         return is_method and _is_named(node.func.value, name)  # type: ignore[attr-defined] # checked
     if isinstance(node, ast.Delete):
-        return any(isinstance(one, ast.Subscript) and _is_named(one, name) for one in node.targets)
+        return any(
+            isinstance(target, ast.Subscript) and _is_named(target, name) for target in node.targets
+        )
     values = _assigned(node, name)
-    slices = (one for value in values if value is not None for one in ast.walk(value))
+    slices = (part for value in values if value is not None for part in ast.walk(value))
     return any(
-        isinstance(one, ast.Subscript)
-        and isinstance(one.slice, ast.Slice)
-        and _is_named(one.value, name)
-        for one in slices
+        isinstance(part, ast.Subscript)
+        and isinstance(part.slice, ast.Slice)
+        and _is_named(part.value, name)
+        for part in slices
     )
 
 
@@ -163,8 +165,10 @@ def _begins_anew(node: ast.AST, name: str) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
         return False
-    own = (one for one in _targets(one for one in targets if one is not None))
-    is_whole = any(not isinstance(one, ast.Subscript) and _is_named(one, name) for one in own)
+    own = (target for target in _targets(given for given in targets if given is not None))
+    is_whole = any(
+        not isinstance(target, ast.Subscript) and _is_named(target, name) for target in own
+    )
     return is_whole and not _mentions(node.value, name)
 
 
@@ -174,7 +178,11 @@ def _limits(node: ast.If, name: str, added: set[int]) -> bool:
         _compares_length(node.test, name, *which) for which in ((_LESS, _MORE), (_MORE, _LESS))
     )
     in_body, otherwise = (
-        any(one.lineno <= line <= (one.end_lineno or one.lineno) for one in part for line in added)
+        any(
+            statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+            for statement in part
+            for line in added
+        )
         for part in (node.body, node.orelse)
     )
     leaves = isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
@@ -186,10 +194,10 @@ def _compares_length(
     test: ast.AST, name: str, left: tuple[type, ...], right: tuple[type, ...]
 ) -> bool:
     """Return True if a condition compares ``len(name)``: by ``left`` if it is left of the operator."""
-    for one in ast.walk(test):
-        if isinstance(one, ast.Compare) and len(one.ops) == 1:
-            operand = one.left if isinstance(one.ops[0], left) else None
-            operand = one.comparators[0] if isinstance(one.ops[0], right) else operand
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            operand = node.left if isinstance(node.ops[0], left) else None
+            operand = node.comparators[0] if isinstance(node.ops[0], right) else operand
             if operand is not None and _has_length(operand, name):
                 return True
     return False
@@ -197,12 +205,12 @@ def _compares_length(
 
 def _has_length(value: ast.AST, name: str) -> bool:
     return any(
-        isinstance(one, ast.Call)
-        and isinstance(one.func, ast.Name)
-        and one.func.id == "len"
-        and bool(one.args)
-        and _is_named(one.args[0], name)
-        for one in ast.walk(value)
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "len"
+        and bool(node.args)
+        and _is_named(node.args[0], name)
+        for node in ast.walk(value)
     )
 
 
@@ -219,25 +227,29 @@ def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
         joins += [node for node in nodes if node not in joins and _addition(node, name)]
         others -= set(map(id, joins))
     scopes = [list(ast.walk(node)) for node in nodes if isinstance(node, (*_REPEATS, ast.Lambda))]
-    innermost = (min((one for one in scopes if join in one), key=len, default=[]) for join in joins)
+    innermost = (
+        min((scope for scope in scopes if join in scope), key=len, default=[]) for join in joins
+    )
     return [others.isdisjoint(map(id, around)) for around in innermost]
 
 
 def _is_of_elements(node: ast.AST, name: str) -> bool:
     """Return True for an assignment to elements of ``name`` alone, such as ``name[i], name[j] = a, b``."""
     own = _targets(node.targets) if isinstance(node, ast.Assign) else ()
-    named = [one for one in own if _is_named(one, name)]
-    return bool(named) and all(isinstance(one, ast.Subscript) for one in named)
+    named = [target for target in own if _is_named(target, name)]
+    return bool(named) and all(isinstance(target, ast.Subscript) for target in named)
 
 
 def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:
     """Return the values that a node assigns to ``name``; ``None`` for an unknown value."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [node.value] if any(_is_named(one, name) for one in _targets(targets)) else []
+        return [node.value] if any(_is_named(target, name) for target in _targets(targets)) else []
     if isinstance(node, ast.AugAssign) and _is_named(node.target, name):
         return [ast.BinOp(node.target, node.op, node.value)]
-    if isinstance(node, ast.For) and any(_is_named(one, name) for one in _targets([node.target])):
+    if isinstance(node, ast.For) and any(
+        _is_named(target, name) for target in _targets([node.target])
+    ):
         return [None]
     if isinstance(node, ast.arg) and node.arg == name:
         return [None]
@@ -259,7 +271,9 @@ def _is_joined(node: ast.AST, name: str) -> bool:
         return _is_named(node.value, name)
     if isinstance(node, ast.Call):
         func = ast.unparse(node.func).rpartition(".")[2]
-        return bool(_JOINS.search(func)) and any(_mentions(one, name) for one in node.args)
+        return bool(_JOINS.search(func)) and any(
+            _mentions(argument, name) for argument in node.args
+        )
     return False
 
 
@@ -285,7 +299,9 @@ def replaced(file: str, line: int) -> str:
             if not isinstance(target, (ast.Name, ast.Attribute)):
                 continue
             text = ast.unparse(target)
-            names = (ast.unparse(one) for one in ast.walk(node.value) if type(one) is type(target))
+            names = (
+                ast.unparse(part) for part in ast.walk(node.value) if type(part) is type(target)
+            )
             if isinstance(node, ast.AugAssign) or text in names:
                 return text
     return ""
@@ -305,9 +321,9 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
     methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
-    found = [call for call, func in methods if method.match(func.attr)]
-    found.sort(key=lambda call: (id(call) not in again, call.lineno))
-    return [Addition(call.lineno, "") for call in found]
+    matching = [call for call, func in methods if method.match(func.attr)]
+    matching.sort(key=lambda call: (id(call) not in again, call.lineno))
+    return [Addition(call.lineno, "") for call in matching]
 
 
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:

@@ -105,15 +105,15 @@ class GraphWalk:
 
     def graphs(self, tensors: LiveTensors) -> list[KeptGraph]:
         """Return the graphs that live tensors keep and that contain nodes of the watched iterations."""
-        found = []
+        kept = []
         with DisableTorchFunction():
             for _, holder, node in tensors.roots:
                 graph = KeptGraph(
                     holder, str(own_method(node, "name")()), *self._walk(node, holder)
                 )
                 if graph.nodes:
-                    found.append(graph)
-        return found
+                    kept.append(graph)
+        return kept
 
     def kept_by(self, node: Any) -> dict[int, int]:
         """Return the bytes of each storage that a graph keeps, by the storage's identity.
@@ -156,8 +156,8 @@ class GraphWalk:
             names = self._saved_names[id(kind)] = saved_names(kind)
         for name in names:
             saved = saved_value(node, name)
-            for one in saved if type(saved) in (tuple, list) else (saved,):
-                self._add_one(one, storages)
+            for variable in saved if type(saved) in (tuple, list) else (saved,):
+                self._add_one(variable, storages)
         if is_kind(node, torch.autograd.function.FunctionCtx):
             _add_packed(gc.get_referents(node), storages)
 
@@ -173,9 +173,9 @@ class GraphWalk:
 def _traceback_bytes(node: Any) -> int:
     """Return the bytes of the traceback that anomaly detection has stored with a node."""
     for base in bases(type(node)):
-        found = class_namespace(base).get("metadata")
-        if type(found) is GetSetDescriptorType:
-            metadata = found.__get__(node)
+        descriptor = class_namespace(base).get("metadata")
+        if type(descriptor) is GetSetDescriptorType:
+            metadata = descriptor.__get__(node)
             lines = metadata.get("traceback_")
             kept = [metadata, lines, *lines] if type(lines) is list else []
             return sum(map(sys.getsizeof, kept)) + _BLOCK * len(kept)
@@ -441,7 +441,7 @@ def _size_of(nodes: list[Any], running: _Pass, module: Any) -> int:
 
 def _own_storages(module: Any) -> set[int]:
     """Return the identities of the storages of all parameters and buffers of a module and its submodules."""
-    found: set[int] = set()
+    storages: set[int] = set()
     waiting, seen = [module], set[int]()
     while waiting:
         attributes = instance_dict(waiting.pop()) or {}
@@ -451,13 +451,15 @@ def _own_storages(module: Any) -> set[int]:
         for registry in ("_parameters", "_buffers"):
             values = attributes.get(registry)
             if type(values) is dict:
-                found.update(
-                    storage_of(one) for one in values.values() if is_kind(one, torch.Tensor)
+                storages.update(
+                    storage_of(tensor)
+                    for tensor in values.values()
+                    if is_kind(tensor, torch.Tensor)
                 )
         inner = attributes.get("_modules")
         if type(inner) is dict:
-            waiting += [one for one in inner.values() if one is not None]
-    return found
+            waiting += [submodule for submodule in inner.values() if submodule is not None]
+    return storages
 
 
 def _finding(line: _Line, size: int, step: int) -> Finding:

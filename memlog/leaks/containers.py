@@ -124,12 +124,12 @@ class Census:
         self.huge: set[int] = set()
         kinds = KindTable(container_kind)
         for batch in budget.batches(objects):
-            for one, base in kinds.select(batch):
-                length = container_length(one, base)
+            for container, base in kinds.select(batch):
+                length = container_length(container, base)
                 if length:
-                    self.lengths[id(one)] = length
+                    self.lengths[id(container)] = length
                     if length > _HUGE:
-                        self.huge.add(id(one))
+                        self.huge.add(id(container))
             if len(self.lengths) >= _MAX_COUNTED:
                 return
 
@@ -143,15 +143,17 @@ def growing(
     """
     first, last = before[0].lengths, before[-1].lengths
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
-    found: dict[int, ContainerGrowth] = {}
+    growths: dict[int, ContainerGrowth] = {}
     for batch in budget.batches(objects):
         known = map(candidates.__contains__, map(id, batch))
-        for one in itertools.compress(batch, known):
-            base = container_base(one)
-            length = 0 if base is None else container_length(one, base)
-            if base is not None and length > last[id(one)]:
-                found[id(one)] = ContainerGrowth(one, base, length - first[id(one)])
-    return list(found.values())
+        for container in itertools.compress(batch, known):
+            base = container_base(container)
+            length = 0 if base is None else container_length(container, base)
+            if base is not None and length > last[id(container)]:
+                growths[id(container)] = ContainerGrowth(
+                    container, base, length - first[id(container)]
+                )
+    return list(growths.values())
 
 
 class ElementSize(NamedTuple):
@@ -201,18 +203,18 @@ class _Reach:
         """Add all objects that can be reached from ``roots``. Return False if this takes too long."""
         waiting = list(roots)
         while waiting:
-            one = waiting.pop()
-            if id(one) in self._seen or is_shared(type(one)):
+            value = waiting.pop()
+            if id(value) in self._seen or is_shared(type(value)):
                 continue
             if len(self._seen) >= _MAX_REACHED or self._budget.spent:
                 return False
-            self._seen.add(id(one))
-            self._kept.append(one)
-            if is_kind(one, torch.Tensor):
+            self._seen.add(id(value))
+            self._kept.append(value)
+            if is_kind(value, torch.Tensor):
                 self.objects += _TENSOR
-                self._add_storage(one)
+                self._add_storage(value)
             else:
-                size, inner = size_and_referents(one)
+                size, inner = size_and_referents(value)
                 self.objects += size
                 waiting += inner
         return True
@@ -255,7 +257,7 @@ def is_atom(kind: type) -> bool:
 
 
 def is_shared(kind: type) -> bool:
-    return any(base is one for base in bases(kind) for one in _SHARED)
+    return any(base is shared for base in bases(kind) for shared in _SHARED)
 
 
 def standing_still(lengths: Mapping[int, float]) -> set[int]:
@@ -264,13 +266,13 @@ def standing_still(lengths: Mapping[int, float]) -> set[int]:
     ``lengths`` has the expected lengths by the containers' identities. A container that Python's collector
     does not track is left out. This looks at all objects: 10 to 50 ms.
     """
-    found = set()
-    for one in gc.get_objects():
-        if id(one) in lengths:
-            base = container_base(one)
-            if base is not None and filled(one, base) < lengths[id(one)]:
-                found.add(id(one))
-    return found
+    shorter = set()
+    for container in gc.get_objects():
+        if id(container) in lengths:
+            base = container_base(container)
+            if base is not None and filled(container, base) < lengths[id(container)]:
+                shorter.add(id(container))
+    return shorter
 
 
 def newest_elements(container: Any, base: type, count: int) -> list[Any]:
@@ -316,7 +318,7 @@ _SLOT_TYPES: Final = (
 _CData: Final = ctypes.Array.__mro__[1]
 """Base class of arrays, structures and simple values of ``ctypes``."""
 _PYTHONS: Final = frozenset(
-    id(one) for space in (builtins, types) for one in vars(space).values() if type(one) is type
+    id(kind) for space in (builtins, types) for kind in vars(space).values() if type(kind) is type
 )
 """Identities of Python's own types."""
 _SEEN_BY_PYTHON: Final = frozenset(("torch", "numpy"))
@@ -402,35 +404,35 @@ class ElementWeight:
     def _add_objects(self, waiting: list[Any], nodes: list[Any]) -> None:
         seen, kinds = self._seen, self._kinds
         while waiting and len(seen) < self._most:
-            one = waiting.pop()
-            number = id(one)
-            kind = kinds.get(id(type(one))) or self._kind_of(type(one))
+            value = waiting.pop()
+            number = id(value)
+            kind = kinds.get(id(type(value))) or self._kind_of(type(value))
             if kind.is_shared or number in seen:
                 continue
-            seen[number] = one
+            seen[number] = value
             if kind.is_atom:
-                self.own += sys.getsizeof(one)
+                self.own += sys.getsizeof(value)
             elif kind.is_tensor:
-                self._add_tensor(one, nodes)
+                self._add_tensor(value, nodes)
             else:
-                size, inner = size_and_referents(one)
+                size, inner = size_and_referents(value)
                 if kind.is_foreign:
-                    size = max(size, told_bytes(one))
-                    self.foreign[type_name(one)] += 1
+                    size = max(size, told_bytes(value))
+                    self.foreign[type_name(value)] += 1
                 self.own += int(size)
                 waiting += inner
-                if type(one) is TracebackType:
-                    waiting += _left_by(one)
+                if type(value) is TracebackType:
+                    waiting += _left_by(value)
 
     def _kind_of(self, kind: type) -> _Kind:
-        found = self._kinds[id(kind)] = _Kind(
+        known = self._kinds[id(kind)] = _Kind(
             kind,
             is_shared(kind),
             any(base is torch.Tensor for base in bases(kind)),
             is_atom(kind),
             is_foreign(kind),
         )
-        return found
+        return known
 
     def _add_tensor(self, tensor: Any, nodes: list[Any]) -> None:
         with DisableTorchFunctionSubclass():
@@ -457,8 +459,8 @@ class ElementWeight:
                     continue
                 for name in saved_names(type(node)):
                     saved = saved_value(node, name)
-                    for one in saved if type(saved) in (tuple, list) else (saved,):
-                        data = saved_value(one, "data")  # no unpack hook is called
+                    for variable in saved if type(saved) in (tuple, list) else (saved,):
+                        data = saved_value(variable, "data")  # no unpack hook is called
                         if data is not None and is_kind(data, torch.Tensor):
                             self.graph += self._storage_bytes(data)
                 waiting += [inner for inner, _ in node.next_functions if inner is not None]
@@ -477,7 +479,7 @@ class ElementWeight:
 def _left_by(traceback: TracebackType) -> list[Any]:
     """Return the objects in the variables of a function that a traceback keeps, unless it still runs."""
     frame = traceback.tb_frame
-    is_running = any(frame is one for one in running_frames())
+    is_running = any(frame is running for running in running_frames())
     return [] if is_running else gc.get_referents(frame)
 
 
@@ -490,9 +492,9 @@ def told_bytes(one: Any) -> int:
     if any(base is _CData for base in kinds):
         return ctypes.sizeof(one)
     for base in kinds:
-        found = class_namespace(base).get("nbytes")
-        if type(found) in _SLOT_TYPES:
-            told = found.__get__(one)
+        descriptor = class_namespace(base).get("nbytes")
+        if type(descriptor) in _SLOT_TYPES:
+            told = descriptor.__get__(one)
             return told if type(told) is int else 0
     return 0
 
@@ -517,6 +519,6 @@ def _has_members(kind: type) -> bool:
     """Return True if a class has members of its own that are written in C."""
     own = class_namespace(kind)
     return "__slots__" not in own and any(
-        type(one) in _SLOT_TYPES and not key.startswith(("__dict", "__weak"))
-        for key, one in own.items()
+        type(member) in _SLOT_TYPES and not key.startswith(("__dict", "__weak"))
+        for key, member in own.items()
     )

@@ -192,7 +192,9 @@ class Candidate(NamedTuple):
     @property
     def is_one(self) -> bool:
         """True if it has had one identity all the time. Another object can have had the same one."""
-        known = {one.identity.container for one in self.readings if one.identity is not None}
+        known = {
+            reading.identity.container for reading in self.readings if reading.identity is not None
+        }
         return len(known) <= 1 and not self.is_replaced_first
 
     @property
@@ -200,12 +202,16 @@ class Candidate(NamedTuple):
         """True if it has not been the same object all the time, or its first element has not."""
         if not self.is_one:
             return True
-        known = [one.identity for one in self.readings if one.identity is not None]
+        known = [reading.identity for reading in self.readings if reading.identity is not None]
         # A new container and a new element can have the identities of those that were freed. If another
         # element is the first one now, the program can have put it before the others.
-        is_other = len({one.oldest for one in known} - {None}) > 1
-        is_unknown = is_other and any(one.oldest and one.reference is None for one in known)
-        is_freed = any(one.reference is not None and one.reference() is None for one in known)
+        is_other = len({identity.oldest for identity in known} - {None}) > 1
+        is_unknown = is_other and any(
+            identity.oldest and identity.reference is None for identity in known
+        )
+        is_freed = any(
+            identity.reference is not None and identity.reference() is None for identity in known
+        )
         return is_unknown or is_freed
 
 
@@ -217,20 +223,20 @@ def growers_of(candidates: Sequence[Candidate], *, in_stairs: bool) -> list[Grow
     """
     late = time.thread_time() + _WEIGHING
     weighed = []
-    for each in _measured(candidates):
+    for measured in _measured(candidates):
         if time.thread_time() > late:
             return []
-        one = _weighed(each, in_stairs=in_stairs)
-        weighed += [] if one is None else [one]
-    found = _with_unseen(_joined(_coincident(_with_hooks(weighed), candidates)))
-    named = [one for one in found if one.explained >= _PART and _is_kept(one)]
-    explained = sum(one.explained for one in named)
+        grower = _weighed(measured, in_stairs=in_stairs)
+        weighed += [] if grower is None else [grower]
+    growers = _with_unseen(_joined(_coincident(_with_hooks(weighed), candidates)))
+    named = [grower for grower in growers if grower.explained >= _PART and _is_kept(grower)]
+    explained = sum(grower.explained for grower in named)
     if explained > _ALL:
         return []
     if explained < _ENOUGH:
-        little = [one for one in found if one.tensors and one.explained >= _LITTLE]
-        named = [one._replace(is_little=True) for one in little if _is_kept(one)]
-    return sorted(named, key=lambda one: -one.explained)
+        little = [grower for grower in growers if grower.tensors and grower.explained >= _LITTLE]
+        named = [grower._replace(is_little=True) for grower in little if _is_kept(grower)]
+    return sorted(named, key=lambda grower: -grower.explained)
 
 
 def _with_hooks(growers: list[Grower]) -> list[Grower]:
@@ -239,18 +245,20 @@ def _with_hooks(growers: list[Grower]) -> list[Grower]:
     If each evaluation registers a hook, all earlier hooks run again, too. So each of them keeps, in a list of
     its own, the same outputs.
     """
-    piles = {id(one.chain.objects[-1]): one for one in growers if one.is_pile_of_hooks}
+    piles = {id(grower.chain.objects[-1]): grower for grower in growers if grower.is_pile_of_hooks}
     inside: dict[int, float] = {}
     others = []
-    for one in growers:
-        key = next((id(each) for each in one.chain.objects[:-1] if id(each) in piles), None)
+    for grower in growers:
+        key = next((id(owner) for owner in grower.chain.objects[:-1] if id(owner) in piles), None)
         if key is None:
-            others.append(one)
+            others.append(grower)
         else:
-            inside[key] = max(one.explained, inside.get(key, 0.0))
-    parts = [max(one.explained, inside.get(id(one.chain.objects[-1]), 0.0)) for one in others]
+            inside[key] = max(grower.explained, inside.get(key, 0.0))
+    parts = [
+        max(grower.explained, inside.get(id(grower.chain.objects[-1]), 0.0)) for grower in others
+    ]
     pairs = zip(others, parts, strict=True)
-    return [one._replace(bytes_gained=part * one.growth) for one, part in pairs]
+    return [grower._replace(bytes_gained=part * grower.growth) for grower, part in pairs]
 
 
 def _coincident(growers: list[Grower], candidates: Sequence[Candidate]) -> list[Grower]:
@@ -259,23 +267,23 @@ def _coincident(growers: list[Grower], candidates: Sequence[Candidate]) -> list[
     Memory can rise when another one of them grows. And if a grower's bytes are the growth, what rises
     besides comes and goes from step to step.
     """
-    heavy = [one for one in growers if one.explained >= _LEAST]
-    together = {rise: size for one in heavy for rise, size in one.risen_at.items()}
+    heavy = [grower for grower in growers if grower.explained >= _LEAST]
+    together = {rise: size for grower in heavy for rise, size in grower.risen_at.items()}
     every = {
         after.rise: after.level - before.level
-        for one in candidates
-        for before, after in pairwise(one.readings)
+        for candidate in candidates
+        for before, after in pairwise(candidate.readings)
     }
-    begun = max((min(one.risen_at) for one in heavy if one.risen_at), default=0)
+    begun = max((min(grower.risen_at) for grower in heavy if grower.risen_at), default=0)
     risen = sum(size for rise, size in every.items() if rise >= begun)
     met = sum(size for rise, size in together.items() if rise >= begun)
     is_all = len(heavy) > 1 and met >= _OFTEN * risen
     return [
-        one
-        for one in growers
-        if not one.is_beside
-        or _MOST <= one.explained <= 1 / _MOST
-        or (is_all and one.explained >= _LEAST)
+        grower
+        for grower in growers
+        if not grower.is_beside
+        or _MOST <= grower.explained <= 1 / _MOST
+        or (is_all and grower.explained >= _LEAST)
     ]
 
 
@@ -289,10 +297,10 @@ def reading_of(chain: Chain | None, rise: int, step: int, length: int, level: in
 def newest_of(container: Any) -> Any:
     """Return the newest element of a container; ``None`` if it has none, or one without an identity."""
     base = container_base(container)
-    found = (
+    newest = (
         [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
     )
-    value = found[0] if found else None
+    value = newest[0] if newest else None
     if base is dict and value is not None:
         value = value[1]
     return None if type(value) in (int, float, str, bool, bytes) else value
@@ -314,17 +322,19 @@ def owner_of(grower: Grower) -> Owner:
 
 
 def _measured(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Chain]]:
-    chains = [(one, follow(one.path)) for one in candidates]
+    chains = [(candidate, follow(candidate.path)) for candidate in candidates]
     # One container can have several names: `multiprocessing` calls `__main__` also `__mp_main__`.
     containers = {
-        id(chain.objects[-1]): (one, chain) for one, chain in reversed(chains) if chain is not None
+        id(chain.objects[-1]): (candidate, chain)
+        for candidate, chain in reversed(chains)
+        if chain is not None
     }
-    found = list(containers.values())[::-1]
-    newest = [newest_of(chain.objects[-1]) for _, chain in found]
+    pairs = list(containers.values())[::-1]
+    newest = [newest_of(chain.objects[-1]) for _, chain in pairs]
     # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
     return [
-        each
-        for each, own in zip(found, newest, strict=True)
+        pair
+        for pair, own in zip(pairs, newest, strict=True)
         if own is None or sum(other is own for other in newest) == 1
     ]
 
@@ -332,22 +342,22 @@ def _measured(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Chain]]:
 def _identity(container: Any) -> Identity:
     base = container_base(container)
     oldest = [] if base is None or is_buffer(type(container)) else oldest_element(container, base)
-    one = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
-    if one is None:
+    element = oldest[0][1] if base is dict and oldest else next(iter(oldest), None)
+    if element is None:
         return Identity(id(container), None, None)
-    for part in (one, *one) if type(one) is tuple else (one,):
+    for part in (element, *element) if type(element) is tuple else (element,):
         with contextlib.suppress(TypeError):  # no references to it, such as to a string
-            return Identity(id(container), id(one), weakref.ref(part))
-    return Identity(id(container), id(one), None)
+            return Identity(id(container), id(element), weakref.ref(part))
+    return Identity(id(container), id(element), None)
 
 
 def _slots(chain: Chain) -> int:
-    one = chain.objects[-1]
-    base = container_base(one)
-    if base is None or is_buffer(type(one)):
+    container = chain.objects[-1]
+    base = container_base(container)
+    if base is None or is_buffer(type(container)):
         return 0
     most = _most_in_deque(chain) if base is deque else None
-    length = container_length(one, base)
+    length = container_length(container, base)
     if base is dict:
         most = _samples(chain) or None
     return length if most is None else max(int(most), length)
@@ -366,7 +376,7 @@ def _most_in_deque(chain: Chain) -> int | None:
 def _samples(chain: Chain) -> int:
     """Return the length of the data set that has a dictionary of samples by their index; otherwise 0."""
     # The dictionary of its attributes can lie between.
-    owner = next((one for one in chain.objects[-3:-1] if is_kind(one, Dataset)), None)
+    owner = next((outer for outer in chain.objects[-3:-1] if is_kind(outer, Dataset)), None)
     newest = newest_elements(chain.objects[-1], dict, 1)
     if owner is None or not newest or type(newest[0][0]) is not int:
         return 0
@@ -381,11 +391,11 @@ def _most_elements(candidate: Candidate, chain: Chain) -> int:
 
     A list or dictionary has a limit if it had empty slots, and its length with them did not change.
     """
-    known = [one for one in candidate.readings if one.slots]
-    if not known or len({one.slots for one in known}) > 1:
+    known = [reading for reading in candidate.readings if reading.slots]
+    if not known or len({reading.slots for reading in known}) > 1:
         return 0
     if not is_kind(chain.objects[-1], deque):
-        has_slots = any(one.length < one.slots for one in known)
+        has_slots = any(reading.length < reading.slots for reading in known)
         return known[0].slots if has_slots and len(known) > 1 else 0
     return 0 if _most_in_deque(chain) is None else known[0].slots
 
@@ -403,7 +413,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     grew = [after > before for before, after in pairwise(lengths)]
     rises = sum(grew if first is readings[0] else grew[1:])
     risen = [after.level - before.level for before, after in pairwise(readings)]
-    meanwhile = sum(each for each, did in zip(risen, grew, strict=True) if did)
+    meanwhile = sum(rise for rise, did in zip(risen, grew, strict=True) if did)
     # Once it may be late, if another thread adds the elements.
     is_beside = not any(grew[-2:]) or meanwhile < _OFTEN * sum(risen)
     if is_beside and not any(grew[-_RECENT:]):
@@ -416,7 +426,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         weight = _weight(container, gained, is_state=is_training_state(chain))
         if weight is None:
             return None
-        own, graph = (gained * each / weight.elements for each in (weight.own, weight.graph))
+        own, graph = (gained * total / weight.elements for total in (weight.own, weight.graph))
         tensors = weight.tensors / weight.elements
         foreign = weight.foreign.most_common(1)[0][0] if weight.foreign else ""
         are_views = weight.shown < VIEWS * weight.storages
@@ -453,8 +463,8 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         is_steady=is_steady,
         is_beside=is_beside,
         risen_at={
-            each.rise: size
-            for each, size, did in zip(readings[1:], risen, grew, strict=True)
+            reading.rise: size
+            for reading, size, did in zip(readings[1:], risen, grew, strict=True)
             if did
         },
         slots=slots,
@@ -467,7 +477,7 @@ def _is_regular(gaps: list[int], gains: list[int]) -> bool:
     usual, mean = median(gains) / median(gaps), sum(gains) / sum(gaps)
     if abs(usual - mean) > _REGULAR * mean:
         return False
-    alike = sum(abs(one - median(gaps)) <= 1 for one in gaps)
+    alike = sum(abs(gap - median(gaps)) <= 1 for gap in gaps)
     return mean < FREQUENT or alike >= _REGULAR_GAPS * len(gaps)
 
 
@@ -502,7 +512,7 @@ def _is_kept(grower: Grower) -> bool:
 
 def is_training_state(chain: Chain) -> bool:
     """Return True if the container is an optimizer's state. It grows as more layers are trained."""
-    return any(is_state_of(one, chain.objects[-1]) for one in chain.objects[-3:-1])
+    return any(is_state_of(owner, chain.objects[-1]) for owner in chain.objects[-3:-1])
 
 
 def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWeight | None:
@@ -516,7 +526,7 @@ def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWe
     if is_state:
         newest = newest_elements(container, base, min(_SAMPLE, gained))
         state = ElementWeight(container)
-        state.add([(values, gradient_of(one)) for one, values in newest])
+        state.add([(values, gradient_of(parameter)) for parameter, values in newest])
         return state if state.elements else None
     count = min(_SAMPLE, gained)
     elements = newest_elements(container, base, count + 1)
@@ -550,18 +560,18 @@ def _joined(growers: list[Grower]) -> list[Grower]:
     stays by itself. So does one whose bytes are unknown.
     """
     groups: dict[object, list[Grower]] = {}
-    for one in sorted(growers, key=lambda one: -one.bytes_gained):
-        known = groups.setdefault((one.group, one.is_by_elimination), [])
-        is_little = known and one.bytes_gained < _ALIKE * known[0].bytes_gained
-        if is_little and not one.is_by_elimination:
-            groups[id(one)] = [one]
+    for grower in sorted(growers, key=lambda grower: -grower.bytes_gained):
+        known = groups.setdefault((grower.group, grower.is_by_elimination), [])
+        is_little = known and grower.bytes_gained < _ALIKE * known[0].bytes_gained
+        if is_little and not grower.is_by_elimination:
+            groups[id(grower)] = [grower]
         else:
-            known.append(one)
+            known.append(grower)
     return [functools.reduce(_sum, group) for group in groups.values()]
 
 
 def _sum(one: Grower, other: Grower) -> Grower:
-    left = [each.bytes_left for each in (one, other) if each.bytes_left is not None]
+    left = [grower.bytes_left for grower in (one, other) if grower.bytes_left is not None]
     return one._replace(
         slots=one.slots + other.slots if len(left) > 1 else 0,
         bytes_left=sum(left) if len(left) > 1 else None,
@@ -582,10 +592,12 @@ def _with_unseen(growers: list[Grower]) -> list[Grower]:
     Objects are unseen if they are foreign, or too many. If several growers have such objects, it is unknown
     which of them holds the memory.
     """
-    unseen = [one for one in growers if one.is_by_elimination]
-    seen = sum(one.explained for one in growers)
+    unseen = [grower for grower in growers if grower.is_by_elimination]
+    seen = sum(grower.explained for grower in growers)
     if len(unseen) == 1 and seen < _OUTSIDE:
-        one = unseen[0]
-        rest = one.growth * (1 - seen) + one.bytes_gained
-        return [each for each in growers if each is not one] + [one._replace(bytes_gained=rest)]
-    return [one._replace(foreign="", is_partial=False) for one in growers]
+        only = unseen[0]
+        rest = only.growth * (1 - seen) + only.bytes_gained
+        return [grower for grower in growers if grower is not only] + [
+            only._replace(bytes_gained=rest)
+        ]
+    return [grower._replace(foreign="", is_partial=False) for grower in growers]

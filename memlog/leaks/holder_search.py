@@ -183,8 +183,8 @@ class HolderSearch:
         steps = step - (self._begun_at or 0)
         if self._normal is not None:
             report = HolderReport(watch, self._censuses, self._normal, steps, self._budget)
-            found = (*report.holders(), *self._sizes.holders())
-            self.holders = tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+            holders = (*report.holders(), *self._sizes.holders())
+            self.holders = tuple(sorted(holders, key=lambda holder: -holder.bytes_per_step))
         self._watch = self._normal = None
         self._censuses = []
         explained = sum(holder.bytes_per_step for holder in self.holders)
@@ -206,9 +206,9 @@ class HolderSearch:
         elif step - self._traced_from == _TRACED:
             trace.mark_middle()
         elif step - self._traced_from >= 2 * _TRACED:
-            found = trace.finish(_TRACED)
+            holders = trace.finish(_TRACED)
             least = _ENOUGH * self._rate / 2
-            self.holders += tuple(one for one in found if one.bytes_per_step >= least)
+            self.holders += tuple(holder for holder in holders if holder.bytes_per_step >= least)
             self.complete = not self._budget.spent
             self._budget.take(slower_by)
             self.stop()
@@ -289,15 +289,15 @@ class HolderReport:
         ours = {id(census.lengths) for census in censuses}
         self._objects = all_objects()
         grown = growing(self._objects, censuses, budget)
-        self._grown = [one for one in grown if id(one.container) not in ours]
-        self._growing = frozenset(id(one.container) for one in self._grown)
+        self._grown = [growth for growth in grown if id(growth.container) not in ours]
+        self._growing = frozenset(id(growth.container) for growth in self._grown)
         # Containers that the watched iterations made are left out. Such a container, for example a batch's
         # dictionary, can be an element of a container that grows.
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
         self._parameters = normal.parameters(self._objects, budget)
         self._usual = usual = normal.storages(self._parameters)
-        self._alive = {key: one for key, one in watch.alive().items() if key not in usual}
+        self._alive = {key: storage for key, storage in watch.alive().items() if key not in usual}
         self._own: set[int] = set()
         """Watched storages of tensors that the program keeps, not only their graphs."""
         self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
@@ -316,17 +316,19 @@ class HolderReport:
         containers = self._measured_containers()
         own: list[Any] = [self._objects, self._parameters, self._grown, containers, targets, graphs]
         own += [*self._tensors.own, *self._grown, *containers, *targets]
-        own += [each for one in targets for each in (one.holders, one.sharers)]
+        own += [objects for target in targets for objects in (target.holders, target.sharers)]
         search = OwnerSearch(self._budget, own, self._growing)
         held = self._held(search, targets)
         held = with_equals_joined(self._with_containers(search, containers, held))
-        held = [one._replace(part=self._part(one)) for one in held]
-        largest = sorted(held, key=lambda one: -one.bytes_per_step)[:_MAX_HOLDERS]
-        return tuple(holder_of(one, self._steps) for one in largest if one.bytes_per_step >= _LEAST)
+        held = [group._replace(part=self._part(group)) for group in held]
+        largest = sorted(held, key=lambda group: -group.bytes_per_step)[:_MAX_HOLDERS]
+        return tuple(
+            holder_of(group, self._steps) for group in largest if group.bytes_per_step >= _LEAST
+        )
 
     def _part(self, held: Held) -> float:
         gained = self._steps if held.growth is None else held.growth.gained
-        watched = len({one.iteration for one in held.storages.values()})
+        watched = len({storage.iteration for storage in held.storages.values()})
         if not watched or gained >= self._steps:
             return 1.0
         return min(1.0, (gained / self._steps) / (watched / self._iterations))
@@ -342,7 +344,7 @@ class HolderReport:
         sorts: defaultdict[tuple[str, int], list[KeptGraph]] = defaultdict(list)
         for graph in GraphWalk(first, end, self._budget).graphs(self._tensors):
             sorts[graph.operation, graph.nodes].append(graph)
-        found = []
+        targets = []
         for graphs in sorts.values():
             sizes = {
                 key: size
@@ -359,10 +361,10 @@ class HolderReport:
             spans = any(
                 graph.spread >= _SPREAD or self._recurs(self._watched(graph)) for graph in graphs
             )
-            found.append(
+            targets.append(
                 _Target([holder], watched, sizes, nodes, traces, id(holder) in ours, sharers, spans)
             )
-        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+        return sorted(targets, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _watched(self, graph: KeptGraph) -> list[WatchedStorage]:
         return [self._alive[key] for key in graph.storages.keys() & self._alive.keys()]
@@ -376,31 +378,31 @@ class HolderReport:
         in_graphs = {key for target in graphs for key in target.sizes}
         sites: defaultdict[tuple[Site, int], dict[int, WatchedStorage]] = defaultdict(dict)
         containers = self._containers_of_elements()
-        for key, one in self._alive.items():
+        for key, storage in self._alive.items():
             views = self._tensors.by_storage.get(key, ())
             if views or key not in in_graphs:
-                within = next((containers[id(each)] for each in views if id(each) in containers), 0)
-                sites[one.site, within][key] = one
-        found = []
+                within = next((containers[id(view)] for view in views if id(view) in containers), 0)
+                sites[storage.site, within][key] = storage
+        targets = []
         for left in sites.values():
             known = [key for key in left if key in self._tensors.by_storage]
             # Take the newest storage. In a linked list, the newest node is usually nearest to a variable.
             views = self._tensors.by_storage[known[-1]] if known else []
-            sizes = {key: one.size for key, one in left.items()}
+            sizes = {key: storage.size for key, storage in left.items()}
             are_views = bool(known) and _shown_bytes(views) < VIEWS * sizes[known[-1]]
-            found.append(_Target(views[:_MAX_VIEWS], left, sizes, are_views=are_views))
-        return sorted(found, key=_weight, reverse=True)[:_MAX_TARGETS]
+            targets.append(_Target(views[:_MAX_VIEWS], left, sizes, are_views=are_views))
+        return sorted(targets, key=_weight, reverse=True)[:_MAX_TARGETS]
 
     def _containers_of_elements(self) -> dict[int, int]:
         """Return the container of each newest element of the containers that grow, by identity."""
-        found: dict[int, int] = {}
-        others = [one for one in self._grown if one.base is not bytearray]
-        for growth in sorted(others, key=lambda one: -one.gained)[:_MAX_MEASURED]:
+        containers: dict[int, int] = {}
+        others = [growth for growth in self._grown if growth.base is not bytearray]
+        for growth in sorted(others, key=lambda growth: -growth.gained)[:_MAX_MEASURED]:
             count = min(growth.gained, _MAX_ELEMENTS)
             for element in newest_elements(growth.container, growth.base, count):
                 value = element[1] if growth.base is dict else element
-                found[id(value)] = id(growth.container)
-        return found
+                containers[id(value)] = id(growth.container)
+        return containers
 
     def _held(self, search: OwnerSearch, targets: list[_Target]) -> list[Held]:
         chains = self._chains(search, targets)
@@ -408,8 +410,8 @@ class HolderReport:
         taken: set[int] = set()
         unknown = []
         pairs = list(zip(targets, chains, strict=True))
-        named = [one for one, chain in pairs if chain is not None and not one.nodes]
-        self._own = {key for one in named for key in one.sizes}
+        named = [target for target, chain in pairs if chain is not None and not target.nodes]
+        self._own = {key for target in named for key in target.sizes}
         for target, chain in pairs:
             if chain is None and not target.is_gradient:
                 unknown.append(target)
@@ -422,13 +424,13 @@ class HolderReport:
             else:
                 taken.update(target.sizes)
         for target in unknown:
-            left = {key: one for key, one in target.storages.items() if key not in taken}
+            left = {key: storage for key, storage in target.storages.items() if key not in taken}
             if self._recurs(left.values()):
                 self._join(groups, None, target._replace(storages=left, sizes={}, nodes=0), taken)
         cycles, short = self._watch.cycles_made_at, search.cut_short
         return [
-            one._replace(cut_short=short, cycles_made_at="" if one.owner else cycles)
-            for one in groups.values()
+            group._replace(cut_short=short, cycles_made_at="" if group.owner else cycles)
+            for group in groups.values()
         ]
 
     def _carrier(self, search: OwnerSearch, owner: Owner, sharers: Sequence[Any]) -> Owner:
@@ -439,9 +441,9 @@ class HolderReport:
         """
         if self._growth_of(owner) is not None or addition(owner) is not None:
             return owner
-        chains = [one for one in search.chains(sharers) if one is not None]
+        chains = [chain for chain in search.chains(sharers) if chain is not None]
         owners = (describe(chain, self._growing) for chain in reversed(chains))
-        return next((one for one in owners if addition(one) is not None), owner)
+        return next((candidate for candidate in owners if addition(candidate) is not None), owner)
 
     def _chains(self, search: OwnerSearch, targets: list[_Target]) -> list[Chain | None]:
         """Return each target's chain of owners; ``None`` for a target without a chain.
@@ -449,34 +451,39 @@ class HolderReport:
         If no tensor of the target has a chain, use the chain of a numpy array that shares memory with a
         tensor.
         """
-        objects = [one for target in targets for one in target.holders]
-        found = dict(zip(map(id, objects), search.chains(objects), strict=True))
+        objects = [holder for target in targets for holder in target.holders]
+        chains = dict(zip(map(id, objects), search.chains(objects), strict=True))
         named = {
             key
             for target in targets
-            if any(found[id(one)] is not None for one in target.holders)
+            if any(chains[id(holder)] is not None for holder in target.holders)
             for key in target.sizes
         }
         left = [
-            one
+            holder
             for target in targets
             if not named.issuperset(target.sizes)
-            for one in target.holders
+            for holder in target.holders
         ]
         if left:
             arrays = views_of(self._objects, left, self._huge, self._budget)
             samples = [views[0] for views in arrays.values()]
-            found |= dict(zip(arrays, search.chains(samples), strict=True))
+            chains |= dict(zip(arrays, search.chains(samples), strict=True))
         return [
-            next((found[id(one)] for one in target.holders if found[id(one)] is not None), None)
+            next(
+                (chains[id(holder)] for holder in target.holders if chains[id(holder)] is not None),
+                None,
+            )
             for target in targets
         ]
 
     def _may_grow(self, owner: Owner, target: _Target) -> bool:
         """Return whether an owner can hold more with each step."""
-        if any(id(one) in self._growing for one in owner.containers):
+        if any(id(container) in self._growing for container in owner.containers):
             return True
-        if owner.root.kind != "cycle" and any(id(one) in self._known for one in owner.containers):
+        if owner.root.kind != "cycle" and any(
+            id(container) in self._known for container in owner.containers
+        ):
             return (
                 target.spans
             )  # the owner's container, such as a ring buffer, is old and has not grown
@@ -484,7 +491,7 @@ class HolderReport:
 
     def _recurs(self, storages: Iterable[WatchedStorage]) -> bool:
         """Return whether the storages were made in several iterations."""
-        made = {one.iteration for one in storages}
+        made = {storage.iteration for storage in storages}
         return len(made) >= min(_SEVERAL, self._iterations)
 
     def _join(
@@ -500,7 +507,7 @@ class HolderReport:
             key = id(owner.container) if owner.container is not None else owner.expression
             if owner.root.kind == "cycle":
                 key = owner.root
-        sizes = {**{key: one.size for key, one in target.storages.items()}, **target.sizes}
+        sizes = {**{key: storage.size for key, storage in target.storages.items()}, **target.sizes}
         new = {key: size for key, size in sizes.items() if key not in taken}
         taken.update(new)
         before = groups.get(key) or Held(owner, self._growth_of(owner), self._iterations)
@@ -518,17 +525,17 @@ class HolderReport:
     def _growth_of(self, owner: Owner | None) -> ContainerGrowth | None:
         if owner is None or owner.container is None:
             return None
-        return next((one for one in self._grown if one.container is owner.container), None)
+        return next((growth for growth in self._grown if growth.container is owner.container), None)
 
     def _measured_containers(self) -> list[_Measured]:
         """Return the containers that grow, each with its gain per step, the largest gain first."""
-        largest = sorted(self._grown, key=lambda one: -one.gained)[:_MAX_MEASURED]
+        largest = sorted(self._grown, key=lambda growth: -growth.gained)[:_MAX_MEASURED]
         measured = []
         for growth in largest:
             size, rate = element_size(growth, self._budget), growth.gained / self._steps
             measured.append(_Measured(growth, rate * size.objects, rate * size.storages))
-        measured = [one for one in measured if one.objects + one.storages >= _LEAST]
-        measured.sort(key=lambda one: -one.objects - one.storages)
+        measured = [gain for gain in measured if gain.objects + gain.storages >= _LEAST]
+        measured.sort(key=lambda gain: -gain.objects - gain.storages)
         return measured[:_MAX_TARGETS]
 
     def _with_containers(
@@ -538,20 +545,20 @@ class HolderReport:
 
         If the owner of a container is unknown, the container gets no item.
         """
-        measured = {id(one.growth.container): one for one in containers}
-        found = []
-        for one in held:
-            container = None if one.owner is None else one.owner.container
+        measured = {id(gain.growth.container): gain for gain in containers}
+        groups = []
+        for group in held:
+            container = None if group.owner is None else group.owner.container
             known = measured.pop(id(container), None)
-            found.append(one._replace(element_rate=0.0 if known is None else known.objects))
+            groups.append(group._replace(element_rate=0.0 if known is None else known.objects))
         left = list(measured.values())
         chains = search.chains([gain.growth.container for gain in left])
         for gain, chain in zip(left, chains, strict=True):
             if chain is not None and chain.root.kind != "cycle":
                 owner = describe_container(chain)._replace(between=(), above=chain.objects[:-1])
                 rate = gain.objects + gain.storages
-                found.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
-        return found
+                groups.append(Held(owner, gain.growth, self._iterations, element_rate=rate))
+        return groups
 
 
 def _weight(target: _Target) -> int:
@@ -561,5 +568,5 @@ def _weight(target: _Target) -> int:
 def _shown_bytes(tensors: list[Any]) -> int:
     """Return the bytes of tensors' elements. A tensor that only its views keep does not count."""
     with DisableTorchFunction():
-        bases = {id(TensorBase._base.__get__(one)) for one in tensors}
-        return sum(shown_bytes(one) for one in tensors if id(one) not in bases)
+        bases = {id(TensorBase._base.__get__(tensor)) for tensor in tensors}
+        return sum(shown_bytes(tensor) for tensor in tensors if id(tensor) not in bases)

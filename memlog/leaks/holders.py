@@ -63,7 +63,7 @@ class Holder(NamedTuple):
 
 def per_step(holders: Sequence[Holder]) -> float:
     """Return the bytes per step that all holders gain together."""
-    return sum(one.bytes_per_step for one in holders)
+    return sum(holder.bytes_per_step for holder in holders)
 
 
 _SUBSCRIPT: Final = re.compile(r"\[[^]]*\]")
@@ -133,18 +133,18 @@ def with_equals_joined(held: Iterable[Held]) -> list[Held]:
     The containers of one container count as equal, such as ``outputs['fc1']`` and ``outputs['fc2']``.
     """
     groups: dict[object, Held] = {}
-    for one in held:
-        owner, growth = one.owner, one.growth
-        key: object = id(one)
+    for item in held:
+        owner, growth = item.owner, item.growth
+        key: object = id(item)
         if owner is not None and growth is not None and owner.expression:
             key = (_SUBSCRIPT.sub("[…]", owner.expression), owner.root, growth.base)
         before = groups.get(key)
-        groups[key] = one if before is None else _joined(before, one)
+        groups[key] = item if before is None else _joined(before, item)
     return list(groups.values())
 
 
 def _joined(one: Held, other: Held) -> Held:
-    gained = sum(each.growth.gained for each in (one, other) if each.growth is not None)
+    gained = sum(item.growth.gained for item in (one, other) if item.growth is not None)
     return one._replace(
         growth=None if one.growth is None else one.growth._replace(gained=gained),
         storages={**one.storages, **other.storages},
@@ -196,7 +196,7 @@ def holder_of(held: Held, steps: int) -> Holder:
         ):  # otherwise it was empty before, such as a list at an epoch's begin
             left *= filled(held.growth.container, held.growth.base) / held.growth.gained
     subject = _subject(held, kind, where, function_elsewhere(held.owner, added), steps)
-    title = " ".join(one for one in (subject, _kept(held, kind)) if one)
+    title = " ".join(sentence for sentence in (subject, _kept(held, kind)) if sentence)
     return Holder(
         kind,
         title,
@@ -223,13 +223,13 @@ def _bytes_left(held: Held, steps: int) -> float | None:
     growth = held.growth
     room = None if held.owner is None else held.owner.cache_room
     if room is not None and held.storages:
-        results = len({one.iteration for one in held.storages.values()})
+        results = len({storage.iteration for storage in held.storages.values()})
         return room * sum(held.sizes.values()) / results
     if growth is None or growth.base is not deque or held.containers > 1:
         return None
     most = deque.maxlen.__get__(growth.container)
-    each = held.bytes_per_step * steps / growth.gained
-    return None if most is None else (most - deque.__len__(growth.container)) * each
+    size = held.bytes_per_step * steps / growth.gained
+    return None if most is None else (most - deque.__len__(growth.container)) * size
 
 
 def _kind(held: Held) -> HolderKind:
@@ -239,7 +239,7 @@ def _kind(held: Held) -> HolderKind:
     if of_owner is not None:
         return of_owner
     if _is_of_graphs(held):
-        inside = [one.site for one in held.storages.values() if one.site.inside_module]
+        inside = [storage.site for storage in held.storages.values() if storage.site.inside_module]
         evaluating = inside and all(site.evaluating for site in inside)
         return "forward_without_backward" if evaluating else "kept_graph"
     tensors = sum(held.sizes.values()) / held.iterations
@@ -261,9 +261,11 @@ def _kind_of_owner(owner: Owner) -> HolderKind | None:
         return "reference_cycles"
     if HOOKS in owner.name:
         return "hooks_pile_up"
-    if any(is_kind(one, torch.optim.Optimizer) for one in owner.between):
+    if any(is_kind(value, torch.optim.Optimizer) for value in owner.between):
         return "optimizers_pile_up"
-    return "model_copies" if any(is_kind(one, torch.nn.Module) for one in owner.between) else None
+    return (
+        "model_copies" if any(is_kind(value, torch.nn.Module) for value in owner.between) else None
+    )
 
 
 def _subject(held: Held, kind: HolderKind, where: str | None, function: str, steps: int) -> str:
@@ -290,12 +292,12 @@ def _subject(held: Held, kind: HolderKind, where: str | None, function: str, ste
             contents = re.sub(r"(\.\w+)\1{2,}", r"\1…", owner.contents)
             described = f"`{owner.expression}{contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
-    what, gains = f"{described}, {owner.kind}", "gains"
+    subject, gains = f"{described}, {owner.kind}", "gains"
     if held.containers > 1:
         containers = f"{held.containers} containers ({type_name(owner.container)})"
-        what, gains = f"{described} and the like, {containers}", "gain"
+        subject, gains = f"{described} and the like, {containers}", "gain"
     here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
-    return f"{what}{here}, {gains} {_gain(held, kind, steps)}{there}."
+    return f"{subject}{here}, {gains} {_gain(held, kind, steps)}{there}."
 
 
 def _is_nameless(owner: Owner) -> bool:
@@ -324,7 +326,7 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
 
 def _kept(held: Held, kind: HolderKind) -> str:
     size = f"{format_bytes(held.bytes_per_step)} per step"
-    made = len({one.iteration for one in held.storages.values()})
+    made = len({storage.iteration for storage in held.storages.values()})
     if held.growth is None and made == 1 < held.iterations:
         # Such as at an evaluation. How often that comes is unknown.
         size = f"{format_bytes(held.bytes_per_step * held.iterations)} at one of {held.iterations} steps"
@@ -342,9 +344,9 @@ def _kept(held: Held, kind: HolderKind) -> str:
 
 def _layer(held: Held) -> str | None:
     sizes: Counter[str] = Counter()
-    for one in held.storages.values():
-        if one.site.inside_module:
-            sizes[one.site.layer] += one.size
+    for storage in held.storages.values():
+        if storage.site.inside_module:
+            sizes[storage.site.layer] += storage.size
     if not sizes:
         return None
     layer, size = sizes.most_common(1)[0]
@@ -354,16 +356,16 @@ def _layer(held: Held) -> str | None:
 def _has_traceback(held: Held) -> bool:
     owner = held.owner
     return owner is not None and any(
-        type(one) is TracebackType for one in (*owner.between, *owner.above)
+        type(value) is TracebackType for value in (*owner.between, *owner.above)
     )
 
 
 def _made_at(held: Held) -> str:
     """Return the program's line that made most of the kept bytes; empty if unknown."""
     sizes: Counter[str] = Counter()
-    for one in held.storages.values():
-        if one.site.line:
-            sizes[one.site.line] += one.size + 1
+    for storage in held.storages.values():
+        if storage.site.line:
+            sizes[storage.site.line] += storage.size + 1
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
@@ -386,8 +388,8 @@ def limited_at(owner: Owner | None, added: tuple[str, Addition] | None) -> str |
     """Return the line that limits an owner's length, such as ``train.py:31``; ``None`` if there is none."""
     if owner is None or added is None:
         return None
-    file, one = added
-    line = assignment_lines.limiting_line(file, owner.name or owner.root.name, one.line)
+    file, statement = added
+    line = assignment_lines.limiting_line(file, owner.name or owner.root.name, statement.line)
     return None if line is None else assignment_lines.shown(file, line)
 
 
@@ -407,63 +409,71 @@ def addition(owner: Owner) -> tuple[str, Addition] | None:
     if _is_of_optimizer(owner):
         calls = assignment_lines.added_groups
     if calls is not None:
-        return next(((file, one) for file in files for one in calls(file)), None)
+        return next(((file, statement) for file in files for statement in calls(file)), None)
     classes = {
-        type.__dict__["__name__"].__get__(base) for one in owner.above for base in bases(type(one))
+        type.__dict__["__name__"].__get__(base)
+        for value in owner.above
+        for base in bases(type(value))
     }
     for name in dict.fromkeys((owner.name, owner.root.name)):
-        found = [(file, one) for file in files for one in assignment_lines.additions(file, name)]
+        statements = [
+            (file, statement)
+            for file in files
+            for statement in assignment_lines.additions(file, name)
+        ]
         home = classes if name != owner.root.name else {owner.root.place}
-        own = (one for one in found if home.intersection((*one[1].classes, *one[1].functions)))
-        if found:
-            return next(own, found[0])
+        own = (
+            pair for pair in statements if home.intersection((*pair[1].classes, *pair[1].functions))
+        )
+        if statements:
+            return next(own, statements[0])
     return None
 
 
 def _is_of_optimizer(owner: Owner) -> bool:
     """Return whether an owner belongs to an optimizer, as an optimizer's state does."""
-    return any(is_kind(one, torch.optim.Optimizer) for one in owner.above)
+    return any(is_kind(value, torch.optim.Optimizer) for value in owner.above)
 
 
 def _evidence(held: Held, made: str, steps: int) -> tuple[str, ...]:
-    found = []
+    evidence = []
     if held.storages:
         count = len(held.storages)
-        found.append(
+        evidence.append(
             f"{count} storages of {held.iterations} watched iterations are alive several steps later"
         )
-        largest = max(held.storages.values(), key=lambda one: one.size)
-        found.append(
+        largest = max(held.storages.values(), key=lambda storage: storage.size)
+        evidence.append(
             f"the largest: {largest.dtype} {list(largest.shape)}, {format_bytes(largest.size)}, "
             f"made in {largest.site.phase}"
             + (f" of {largest.site.layer}" if largest.site.inside_module else "")
         )
     if held.cycles_made_at:
-        found.append(f"`backward(create_graph=True)` was called at {made}")
+        evidence.append(f"`backward(create_graph=True)` was called at {made}")
     elif made:
-        found.append(f"made at {made}")
+        evidence.append(f"made at {made}")
     if held.nodes:
-        found.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
+        evidence.append(f"{held.nodes // held.iterations} graph nodes of each step are alive")
     if held.nodes and held.own_bytes:
-        found.append(
+        evidence.append(
             f"tensors themselves hold {format_bytes(held.own_bytes / held.iterations)} per step; only graphs "
             f"hold {format_bytes(held.graph_bytes_per_step)}, which `.detach()` frees"
         )
     if held.traceback_bytes:
         size = format_bytes(held.traceback_bytes / held.iterations)
-        found.append(
+        evidence.append(
             f"anomaly detection (`torch.autograd.set_detect_anomaly`) is on and keeps {size} of tracebacks "
             "with each step's nodes"
         )
     if held.growth is not None:
-        found.append(f"{held.growth.gained} more elements after {steps} steps")
+        evidence.append(f"{held.growth.gained} more elements after {steps} steps")
     owner = held.owner
     above = () if owner is None or held.growth is not None else owner.above
     if owner is not None and (above or len(owner.between) > 1):
         chain = (*above, owner.container, *owner.between)
-        names = [type_name(one) for one in chain if one is not None]
-        found.append("held through " + " < ".join(reversed(names)))
-    return tuple(found)
+        names = [type_name(value) for value in chain if value is not None]
+        evidence.append("held through " + " < ".join(reversed(names)))
+    return tuple(evidence)
 
 
 def _confidence(held: Held) -> Confidence:
@@ -522,7 +532,7 @@ def remedy_for_owner(owner: Owner) -> str | None:
             owner.root.place == PYPLOT_FIGURES
         ),
         "Give `LBFGS` a smaller `history_size`: it keeps two tensors for each of so many steps.": any(
-            is_kind(one, torch.optim.LBFGS) for one in owner.above
+            is_kind(value, torch.optim.LBFGS) for value in owner.above
         ),
         "What takes from the queue is slower than what puts into it: give the queue a `maxsize`, so that "
         "`put` waits, or put less into it.": owner.queue is not None,

@@ -200,7 +200,9 @@ class GrowthInquiry:
         """Forget holders that have hardly grown since they were found, such as a cache that is full."""
         steps = growth.step - self._found_at
         known = {}
-        for number, length, rate in (one.container for one in self._holders if one.container):
+        for number, length, rate in (
+            holder.container for holder in self._holders if holder.container
+        ):
             # The rate of a container that gained a few elements in the search's steps is rough.
             gained = _SLOWEST * rate * steps if rate >= _OFTEN else 1
             known[number] = length + gained
@@ -210,9 +212,9 @@ class GrowthInquiry:
 
             still = standing_still(known)
             self._holders = tuple(
-                one
-                for one in self._holders
-                if one.container is None or one.container[0] not in still
+                holder
+                for holder in self._holders
+                if holder.container is None or holder.container[0] not in still
             )
 
     def after_step(self, step: int, event: Batch | None = None) -> None:
@@ -303,21 +305,27 @@ class GrowthInquiry:
         will_fit: bool = False,
     ) -> None:
         """Publish the inquiry's state, if it has changed."""
-        state = (series, searching, will_fit, tuple(one.title for one in suspects))
+        state = (series, searching, will_fit, tuple(suspect.title for suspect in suspects))
         is_news = self._told is not None or searching or self._periodic.series == _owner(series)
         if state != self._told and is_news:
             self._told = state
             self._publish(Inquiry(now_us(), step, series, searching, suspects, will_fit=will_fit))
 
     def _tell_suspects(self, growth: Suspicion, step: int, holders: Sequence[Holder]) -> None:
-        suspects = tuple(_finding(growth, one, is_main=one is holders[0]) for one in holders)
+        suspects = tuple(
+            _finding(growth, holder, is_main=holder is holders[0]) for holder in holders
+        )
         self._tell(growth.series, step, suspects, will_fit=_will_fit(growth, holders))
 
     def _named(self, growth: Suspicion) -> list[Holder]:
         """Return the holders that explain a large enough part of the growth."""
-        found = _large_enough(self._known(growth), growth)
-        held = [one for one in found if one.kind in _HELD]
-        return [one for one in found if one.kind != "python_memory" or not _are_told(one, held)]
+        holders = _large_enough(self._known(growth), growth)
+        held = [holder for holder in holders if holder.kind in _HELD]
+        return [
+            holder
+            for holder in holders
+            if holder.kind != "python_memory" or not _are_told(holder, held)
+        ]
 
     def _is_explained(self, growth: Suspicion) -> bool:
         known = self._known(growth)
@@ -325,16 +333,16 @@ class GrowthInquiry:
 
     def _known(self, growth: Suspicion) -> tuple[Holder, ...]:
         """Return the holders that were found, by the search that explains the growth."""
-        found = self._holders or self._earlier
+        holders = self._holders or self._earlier
         rises = self._periodic.holders if self._periodic.series == _owner(growth.series) else ()
-        is_sure = bool(found) and found[0].confidence == "high" and _explain(found, growth)
-        is_limited = all(one.bytes_left is not None for one in rises)
+        is_sure = bool(holders) and holders[0].confidence == "high" and _explain(holders, growth)
+        is_limited = all(holder.bytes_left is not None for holder in rises)
         if is_sure and not is_limited:
-            return found
+            return holders
         if self._periodic.rises >= _CERTAIN and _explain(rises, growth, _RISES):
             return rises
-        in_part = () if _explain(found, growth) else self._in_part(growth)
-        return found if per_step(found) > per_step(in_part) else in_part
+        in_part = () if _explain(holders, growth) else self._in_part(growth)
+        return holders if per_step(holders) > per_step(in_part) else in_part
 
     def _best(self, growth: Suspicion) -> tuple[Holder, ...]:
         """Return the containers that held most of the growth at any rise. They were not sure enough."""
@@ -369,17 +377,17 @@ class GrowthInquiry:
 
     def is_held(self, growth: Suspicion) -> bool:
         """Return True if a search has found variables of the program that hold what grows."""
-        held = [one for one in self._known(growth) if one.kind in _HELD]
+        held = [holder for holder in self._known(growth) if holder.kind in _HELD]
         return _explain(held, growth)
 
     @property
     def _is_sure(self) -> bool:
-        return all(one.confidence == "high" for one in self._periodic.holders)
+        return all(holder.confidence == "high" for holder in self._periodic.holders)
 
     def _take_periodic(self, step: int) -> None:
         """Publish or tell what grows whenever memory rises, after such a rise."""
         periodic = self._periodic
-        if periodic.holders and all(one.bytes_left is not None for one in periodic.holders):
+        if periodic.holders and all(holder.bytes_left is not None for holder in periodic.holders):
             self._limited = periodic.series, step, periodic.holders
         growth = self._unexplained
         if growth is not None and _owner(growth.series) == periodic.series:
@@ -400,9 +408,11 @@ class GrowthInquiry:
                 )
 
     def _growth_of_rises(self, step: int) -> Suspicion:
-        found = self._periodic
-        rate = found.rate
-        return Suspicion(found.series, found.since, rate, 0.0, 2 * rate, found.level, None, step)
+        periodic = self._periodic
+        rate = periodic.rate
+        return Suspicion(
+            periodic.series, periodic.since, rate, 0.0, 2 * rate, periodic.level, None, step
+        )
 
     def _has_taken_much(self, growth: Suspicion) -> bool:
         """Return True if a holder is sure, and the growth can't wait for the growth test."""
@@ -425,8 +435,8 @@ class GrowthInquiry:
         self._earlier = holders
         self._periodic.stop()
         growth = growth._replace(step=step)
-        for one in holders:
-            self._publish(_finding(growth, one, is_main=one is holders[0]))
+        for holder in holders:
+            self._publish(_finding(growth, holder, is_main=holder is holders[0]))
         self._tell(growth.series, step)
 
     def _report(self, growth: Suspicion) -> None:
@@ -450,7 +460,9 @@ class GrowthInquiry:
             ):
                 self._tell_suspects(growth, growth.step, self._best(growth))
                 return
-        if growth.series == FREE_LISTS or any(one.kind == "allocator_free_lists" for one in named):
+        if growth.series == FREE_LISTS or any(
+            holder.kind == "allocator_free_lists" for holder in named
+        ):
             named = between_free_memory(holders) or named
         is_garbage = self._is_ending and gc.isenabled() and named[:1] and named[0].kind == _CYCLES
         if is_garbage or _will_fit(growth, named):
@@ -461,7 +473,7 @@ class GrowthInquiry:
         if not named and not (complete and _is_of_larger_steps(growth)):
             self._publish_without_cause(growth, compiles=_compiles())
             self._unexplained = growth
-        if any(one in self._periodic.holders for one in named):
+        if any(holder in self._periodic.holders for holder in named):
             self._periodic.stop()  # they are reported now
         elif named and not _explain(named, growth):
             self._unexplained = growth  # the search goes on for what holds the rest
@@ -494,14 +506,14 @@ def _explain(holders: Sequence[Holder], growth: Suspicion, part: float = _EXPLAI
 def _large_enough(
     holders: Sequence[Holder], growth: Suspicion, part: float = _PART
 ) -> list[Holder]:
-    return [one for one in holders if one.bytes_per_step >= part * growth.rate]
+    return [holder for holder in holders if holder.bytes_per_step >= part * growth.rate]
 
 
 def _are_told(line: Holder, held: Sequence[Holder]) -> bool:
     """Return True if what a line of Python makes is what one of the containers holds."""
     return any(
-        _ALIKE * one.bytes_per_step <= line.bytes_per_step <= one.bytes_per_step / _ALIKE
-        for one in held
+        _ALIKE * holder.bytes_per_step <= line.bytes_per_step <= holder.bytes_per_step / _ALIKE
+        for holder in held
     )
 
 
@@ -516,8 +528,8 @@ def _will_fit(growth: Suspicion, holders: Sequence[Holder]) -> bool:
     Such as a replay buffer: whether it will be filled is for the program to know. If the elements hold only
     a part of the growth, what lies between them goes on for as long as they are added.
     """
-    left = [one.bytes_left for one in holders if one.kind in _KEPT]
-    known = [one for one in left if one is not None]
+    left = [holder.bytes_left for holder in holders if holder.kind in _KEPT]
+    known = [size for size in left if size is not None]
     if not known or len(known) < len(holders):
         return False
     free = _free(growth)

@@ -54,11 +54,11 @@ class LiveTensors:
         self.by_storage: dict[int, list[Any]] = {}
         self.roots: list[tuple[int, Any, Any]] = []
         with DisableTorchFunction():
-            for one, kind in KindTable(_kind).select_until_spent(objects, budget):
+            for value, kind in KindTable(_kind).select_until_spent(objects, budget):
                 if kind == "tensor":
-                    self._add_tensor(one, wanted, first_node)
+                    self._add_tensor(value, wanted, first_node)
                 elif first_node is not None:
-                    self._add_root(one, one, first_node)
+                    self._add_root(value, value, first_node)
         self.roots.sort(key=lambda root: -root[0])
 
     @property
@@ -73,7 +73,7 @@ class LiveTensors:
         last node is older than ``first_node``.
         """
         added = [(_NO_SEQUENCE, holder, node) for holder, node in holders]
-        self.roots[:0] = [one for one in added if _number(one[2]) >= first_node]
+        self.roots[:0] = [root for root in added if _number(root[2]) >= first_node]
 
     def _add_tensor(self, tensor: Any, wanted: frozenset[int], first_node: int | None) -> None:
         try:
@@ -105,10 +105,10 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
     """
     sizes: dict[int, int] = {}
     with DisableTorchFunction():
-        for one, kind in KindTable(_kind).select_until_spent(objects, budget):
+        for value, kind in KindTable(_kind).select_until_spent(objects, budget):
             if kind == "tensor":
                 with suppress(RuntimeError, AttributeError):
-                    storage = TensorBase.untyped_storage(one)
+                    storage = TensorBase.untyped_storage(value)
                     sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
 
@@ -129,7 +129,7 @@ def parts_of(tensor: Any) -> tuple[Any, ...]:
 
 def shown_bytes(tensor: Any) -> int:
     """Return the bytes of a tensor's elements. A view of a larger tensor has fewer than its storage."""
-    return sum(int(one.numel()) * int(one.element_size()) for one in parts_of(tensor))
+    return sum(int(part.numel()) * int(part.element_size()) for part in parts_of(tensor))
 
 
 def gradient_of(one: Any) -> Any:
@@ -193,11 +193,11 @@ class KnownModels:
         self._parameters: set[int] = set()
         self._optimizers: list[weakref.ref[Any]] = []
         with DisableTorchFunction():
-            for one, kind in KindTable(_model_part).select_until_spent(objects, budget):
+            for value, kind in KindTable(_model_part).select_until_spent(objects, budget):
                 if kind is torch.optim.Optimizer:
-                    self._optimizers.append(weakref.ref(one))
+                    self._optimizers.append(weakref.ref(value))
                 else:
-                    self._add_tensor(one, kind)
+                    self._add_tensor(value, kind)
 
     def _add_tensor(self, tensor: Any, kind: type) -> None:
         if kind is torch.nn.Parameter:
@@ -209,9 +209,9 @@ class KnownModels:
     def parameters(self, objects: list[Any], budget: TimeBudget) -> list[Any]:
         """Return the parameters among ``objects`` that existed when this object was made."""
         return [
-            one
-            for one, kind in KindTable(_model_part).select_until_spent(objects, budget)
-            if kind is torch.nn.Parameter and id(one) in self._parameters
+            value
+            for value, kind in KindTable(_model_part).select_until_spent(objects, budget)
+            if kind is torch.nn.Parameter and id(value) in self._parameters
         ]
 
     def storages(self, parameters: list[Any]) -> frozenset[int]:
@@ -232,14 +232,14 @@ class KnownModels:
 
 def gradients_with_graph(parameters: list[Any]) -> list[tuple[Any, Any]]:
     """Return the gradients that have a graph (``create_graph=True``), each with the graph's last node."""
-    found = []
+    gradients = []
     with DisableTorchFunction():
         for parameter in parameters:
             gradient = TensorBase.grad.__get__(parameter)
             node = None if gradient is None else TensorBase.grad_fn.__get__(gradient)
             if node is not None:
-                found.append((gradient, node))
-    return found
+                gradients.append((gradient, node))
+    return gradients
 
 
 def _with_gradients(parameters: list[Any]) -> Iterator[Any]:
@@ -252,9 +252,9 @@ def _with_gradients(parameters: list[Any]) -> Iterator[Any]:
 
 def _model_part(kind: type) -> type | None:
     for base in bases(kind):
-        for one in (torch.nn.Parameter, torch.optim.Optimizer, torch.Tensor):
-            if base is one:
-                return one
+        for wanted in (torch.nn.Parameter, torch.optim.Optimizer, torch.Tensor):
+            if base is wanted:
+                return wanted
     return None
 
 
@@ -272,17 +272,17 @@ def views_of(
     containers. Arrays that only these containers refer to are not found.
     """
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    found: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}
-    if array is None or not found:
+    by_owner: dict[int, list[Any]] = {id(tensor): [] for tensor in tensors}
+    if array is None or not by_owner:
         return {}
     for batch in budget.batches(objects):
-        referents = gc.get_referents(*(one for one in batch if id(one) not in huge))
+        referents = gc.get_referents(*(value for value in batch if id(value) not in huge))
         arrays = map(operator.is_, map(type, referents), itertools.repeat(array))
-        for one in itertools.compress(referents, arrays):
-            owner = id(_memory_owner(one, array))
-            if owner in found:
-                found[owner].append(one)
-    return {owner: arrays for owner, arrays in found.items() if arrays}
+        for view in itertools.compress(referents, arrays):
+            owner = id(_memory_owner(view, array))
+            if owner in by_owner:
+                by_owner[owner].append(view)
+    return {owner: arrays for owner, arrays in by_owner.items() if arrays}
 
 
 def _memory_owner(one: Any, array: Any) -> Any:

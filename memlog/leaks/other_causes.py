@@ -158,15 +158,15 @@ def between_free_memory(holders: Sequence[Holder]) -> list[Holder]:
 
     Small objects that a program keeps lie between the larger ones that each step frees.
     """
-    found = next((one for one in holders if one.kind in _FROM_MALLOC), None)
-    if found is None:
+    holder = next((candidate for candidate in holders if candidate.kind in _FROM_MALLOC), None)
+    if holder is None:
         return []
     return [
-        found._replace(
-            title=f"{found.title} The C library's allocator can't give back the free memory between.",
-            evidence=(*found.evidence, "most of the growth is memory that steps free"),
+        holder._replace(
+            title=f"{holder.title} The C library's allocator can't give back the free memory between.",
+            evidence=(*holder.evidence, "most of the growth is memory that steps free"),
             confidence="medium",
-            remedy=_for_elements(found),
+            remedy=_for_elements(holder),
         )
     ]
 
@@ -195,12 +195,12 @@ def _sqlite(rate: float) -> Holder:
     from memlog.leaks.process_objects import all_objects  # noqa: PLC0415 - they load parts of torch
 
     kind = sys.modules["sqlite3"].Connection
-    connections = [one for one in all_objects() if is_kind(one, kind)]
+    connections = [value for value in all_objects() if is_kind(value, kind)]
     budget = TimeBudget(_COUNT_SECONDS)
     with budget.running():
         chains = OwnerSearch(budget, [connections]).chains(connections)
     owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
-    names = [f"`{one.expression}{one.contents}` {one.place}".rstrip() for one in owners]
+    names = [f"`{owner.expression}{owner.contents}` {owner.place}".rstrip() for owner in owners]
     of = f" ({names[0]})" if len(connections) == len(names) == 1 else ""
     return Holder(
         "native_library",
@@ -371,7 +371,7 @@ class AllocationTrace:
         frames = [frame for frame in reversed(traceback) if not frame.filename.startswith(MEMLOG)]
         if not frames or len(frames) < len(traceback):
             return None
-        program = (one for one in frames if self._lines.is_program(one.filename))
+        program = (frame for frame in frames if self._lines.is_program(frame.filename))
         frame = next(program, frames[0])
         return _Line(frame.filename, frame.lineno)
 
@@ -452,16 +452,16 @@ class TrainersMemory:
         began = thread_time()
         device = series.removesuffix(ALLOCATED)
         in_use = heap_in_use if device == series else lambda: device_in_use(device)
-        found = collect_garbage(old=old, in_use=in_use)
+        collected = collect_garbage(old=old, in_use=in_use)
         self._collecting += thread_time() - began
         rise = growth.rate * (growth.step - growth.since_step)
-        if found is None or found.freed < _GARBAGE * rise:
+        if collected is None or collected.freed < _GARBAGE * rise:
             return False
         before = self._collected.get(series)
-        self._collected[series] = _Collected(growth.step, found.left)
+        self._collected[series] = _Collected(growth.step, collected.left)
         if before is None or before.step >= growth.step:
             return True
-        return (found.left - before.left) / (growth.step - before.step) < growth.rate / 2
+        return (collected.left - before.left) / (growth.step - before.step) < growth.rate / 2
 
 
 _LEAST_PART: Final = 0.5
@@ -481,16 +481,16 @@ def cause_in_traces(traces: Sequence[Trace], growth: Suspicion) -> Holder | None
     optimizer may have had no state yet.
     """
     device = "host" if growth.series == HOST_ANON else growth.series.removesuffix(ALLOCATED)
-    if len(traces) < 3 or any(one.device != device for one in traces):  # noqa: PLR2004
+    if len(traces) < 3 or any(trace.device != device for trace in traces):  # noqa: PLR2004
         return None
     first, last = traces[1], traces[-1]
     steps = (last.step or 0) - (first.step or 0)
-    gained = {one: last.at_peak.get(one, 0) - first.at_peak.get(one, 0) for one in _REMEDIES}
+    gained = {name: last.at_peak.get(name, 0) - first.at_peak.get(name, 0) for name in _REMEDIES}
     category = max(gained, key=gained.__getitem__)
     if steps <= 0 or gained[category] < _LEAST_PART * growth.rate * steps:
         return None
     rate = gained[category] / steps
-    before, after = (format_bytes(one.at_peak.get(category, 0)) for one in (first, last))
+    before, after = (format_bytes(trace.at_peak.get(category, 0)) for trace in (first, last))
     verb = "grows" if category == "optimizer state" else "grow"
     return Holder(
         "kept_tensors",
@@ -523,9 +523,9 @@ class SizesAtEnds:
         ``storages`` are the watched storages that are alive.
         """
         sizes: Counter[Site] = Counter()
-        for one in storages:
-            if one.iteration == iteration:
-                sizes[one.site] += one.size
+        for storage in storages:
+            if storage.iteration == iteration:
+                sizes[storage.site] += storage.size
         self._ends.append(sizes)
 
     def holders(self) -> list[Holder]:

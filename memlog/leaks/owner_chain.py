@@ -111,7 +111,7 @@ class OwnerSearch:
         self._owners: list[list[int]] = []
         """Owners of each reached object, as indexes into `_reached`."""
         self._expanded: set[int] = set()
-        self._ignored = {id(one) for one in (*own, self._reached, self._index)}
+        self._ignored = {id(container) for container in (*own, self._reached, self._index)}
         self._ignored |= {known for known, name in self._modules.items() if _is_memlog_name(name)}
         self._ignored.add(id(own))
         self._truncated = False
@@ -122,7 +122,7 @@ class OwnerSearch:
         A chain through a growing container is preferred, then the shortest chain to a name.
         """
         self._ignored.add(id(targets))
-        numbers = [self._add(one) for one in targets]
+        numbers = [self._add(target) for target in targets]
         waiting = [number for number in dict.fromkeys(numbers) if number not in self._expanded]
         for level in range(_MAX_LEVELS):
             if not waiting or self._budget.spent:
@@ -242,17 +242,17 @@ class OwnerSearch:
 
         A chain can end at the value of a variable, at a module's namespace, or at a class.
         """
-        one = self._reached[number]
-        if type(one) is dict:
-            root = self._global(one)
+        value = self._reached[number]
+        if type(value) is dict:
+            root = self._global(value)
             if root is not None:
                 return root
-        variable = self._variables.get(id(one))
+        variable = self._variables.get(id(value))
         if variable is not None:
             code = variable.code
             return Root("local", variable.name, code.co_name, code.co_filename)
-        if is_kind(one, type):
-            return _class_root(one)
+        if is_kind(value, type):
+            return _class_root(value)
         return None
 
     def _global(self, namespace: dict[Any, Any]) -> Root | None:
@@ -288,15 +288,15 @@ class OwnerSearch:
                 if owner not in above:
                     above[owner] = number
                     order.append(owner)
-        if self.cut_short or any(one not in self._expanded for one in order):
+        if self.cut_short or any(number not in self._expanded for number in order):
             return None
         if all(self._owners[number] for number in order):
             return self._chain(Root("cycle", "", "", ""), order[-1], above)
         for number in order:
-            one = self._reached[number]
+            value = self._reached[number]
             for kind, attribute in _LAST_RESORTS:
-                if type(one) is kind:
-                    code = getattr(one, attribute)
+                if type(value) is kind:
+                    code = getattr(value, attribute)
                     root = Root("unnamed", "", code.co_name, code.co_filename)
                     return self._chain(root, number, above)
         top = next(number for number in reversed(order) if not self._owners[number])
@@ -324,13 +324,13 @@ def _is_memlog_name(module: str) -> bool:
 
 
 def _module_namespaces() -> dict[int, str]:
-    found = {}
+    namespaces = {}
     for name, module in tuple(sys.modules.items()):
         if is_kind(module, ModuleType):
             namespace = instance_dict(module)
             if namespace is not None:
-                found[id(namespace)] = str(name)
-    return found
+                namespaces[id(namespace)] = str(name)
+    return namespaces
 
 
 _KEYS: Final = (str, int, float, bool, bytes, type(None))
@@ -368,15 +368,15 @@ def running_frames() -> list[FrameType]:
     Before Python 3.13 (`LIVE_LOCALS` is false), other threads are left out if one of them may be traced (see
     `memlog._internal.inert_access`).
     """
-    found = _stack(sys._getframe(1))
+    frames = _stack(sys._getframe(1))
     if LIVE_LOCALS or (sys.gettrace() is None and threading.gettrace() is None):
         current = threading.get_ident()
         # A variable that refers to this function's own frame would keep the caller's objects alive.
         threads = [frame for key, frame in sys._current_frames().items() if key != current]
         for others in map(_stack, threads):
-            if LIVE_LOCALS or all(one.f_trace is None for one in others):
-                found += others
-    return found
+            if LIVE_LOCALS or all(frame.f_trace is None for frame in others):
+                frames += others
+    return frames
 
 
 _suspended: dict[tuple[str, str, int], weakref.ref[GeneratorType[Any, Any, Any]]] = {}
@@ -390,12 +390,12 @@ def find_suspended(is_program: Callable[[str], bool]) -> None:
     several generators with the same code, the one that was found first counts. ``is_program`` returns whether
     a source file is the program's. This looks at all objects: 15 to 60 ms.
     """
-    for one in tracked_objects(
+    for generator in tracked_objects(
         lambda types: map(operator.is_, types, itertools.repeat(GeneratorType))
     ):
-        code = identity_of(one.gi_code)
-        if code not in suspended() and is_program(code[1]) and not is_memlog(one.gi_code):
-            _suspended[code] = weakref.ref(one)
+        code = identity_of(generator.gi_code)
+        if code not in suspended() and is_program(code[1]) and not is_memlog(generator.gi_code):
+            _suspended[code] = weakref.ref(generator)
 
 
 def suspended() -> list[tuple[str, str, int]]:
@@ -413,8 +413,8 @@ def variables_of(code: tuple[str, str, int]) -> dict[str, Any]:
     for frame in running_frames():
         if identity_of(frame.f_code) == code:
             return local_variables(frame)
-    found = _suspended.get(code, lambda: None)()
-    return {} if found is None else _variables_of_generator(found)
+    generator = _suspended.get(code, lambda: None)()
+    return {} if generator is None else _variables_of_generator(generator)
 
 
 def _variables_of_generator(one: GeneratorType[Any, Any, Any]) -> dict[str, Any]:
@@ -432,14 +432,14 @@ def path_to(start: Start, chain: list[Any]) -> NamePath | None:
     at, last = 0, len(chain) - 1
     while at < last:
         near = {id(chain[ahead]): ahead for ahead in range(at + 1, min(at + _AHEAD, last) + 1)}
-        found = [
-            (kind == "ref", -near[id(one)], (kind, key))
-            for kind, key, one in itertools.islice(_names(chain[at]), _MAX_NAMES)
-            if id(one) in near
+        candidates = [
+            (kind == "ref", -near[id(value)], (kind, key))
+            for kind, key, value in itertools.islice(_names(chain[at]), _MAX_NAMES)
+            if id(value) in near
         ]
-        if not found:
+        if not candidates:
             return None
-        _, ahead, hop = min(found, key=lambda one: one[:2])
+        _, ahead, hop = min(candidates, key=lambda candidate: candidate[:2])
         at = -ahead
         hops.append(hop)
     return NamePath(start, tuple(hops))
@@ -462,10 +462,10 @@ def follow(path: NamePath) -> Chain | None:
 
 def _variables(start: Start) -> tuple[dict[str, Any], Root]:
     if start.code is None:
-        found = module_namespace(start.place)
-        file = found.get("__file__")
+        namespace = module_namespace(start.place)
+        file = namespace.get("__file__")
         file = file if type(file) is str else ""
-        return found, Root("global", start.name, start.place, file)
+        return namespace, Root("global", start.name, start.place, file)
     return variables_of(start.code), Root("local", start.name, start.code[0], start.code[1])
 
 
@@ -477,12 +477,14 @@ def _step(owner: Any, hop: Hop) -> list[Any] | None:
         return [dict.__getitem__(owner, key)] if dict.__contains__(owner, key) else None
     if kind == "attr":
         return _attribute(owner, key)
-    found = next((one for named, name, one in _names(owner) if (named, name) == hop), _MISSING)
-    if found is _MISSING:
+    value = next(
+        (referent for named, name, referent in _names(owner) if (named, name) == hop), _MISSING
+    )
+    if value is _MISSING:
         return None
     if kind in ("cell", "default"):
-        return [*_between(owner, hop), found]
-    return [found]
+        return [*_between(owner, hop), value]
+    return [value]
 
 
 def _between(function: FunctionType, hop: Hop) -> list[Any]:
@@ -496,12 +498,14 @@ def _between(function: FunctionType, hop: Hop) -> list[Any]:
 
 def _attribute(owner: Any, key: str) -> list[Any] | None:
     if is_kind(owner, type):
-        namespace = next((one for one in gc.get_referents(owner) if type(one) is dict), {})
+        namespace = next(
+            (referent for referent in gc.get_referents(owner) if type(referent) is dict), {}
+        )
         return [namespace, namespace[key]] if key in namespace else None
     attributes = instance_dict(owner)
     if attributes is not None and key in attributes:
         return [attributes, attributes[key]]
-    return next(([one] for name, one in _slots(owner) if name == key), None)
+    return next(([value] for name, value in _slots(owner) if name == key), None)
 
 
 _MISSING: Final = object()
@@ -520,13 +524,13 @@ def _names(one: Any) -> Iterator[tuple[str, Any, Any]]:
     elif type(one) is FunctionType:
         yield from _of_function(one)
     elif type(one) is GeneratorType:
-        yield from (("local", *each) for each in _variables_of_generator(one).items())
+        yield from (("local", *variable) for variable in _variables_of_generator(one).items())
     if is_kind(one, type):
-        yield from (("attr", *each) for each in list(class_namespace(one).items()))
+        yield from (("attr", *attribute) for attribute in list(class_namespace(one).items()))
     else:
-        yield from (("attr", *each) for each in list((instance_dict(one) or {}).items()))
-        yield from (("attr", *each) for each in _slots(one))
-    yield from (("ref", *each) for each in enumerate(gc.get_referents(one)))
+        yield from (("attr", *attribute) for attribute in list((instance_dict(one) or {}).items()))
+        yield from (("attr", *attribute) for attribute in _slots(one))
+    yield from (("ref", *referent) for referent in enumerate(gc.get_referents(one)))
 
 
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Any]]:
@@ -534,7 +538,7 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Any]]:
     for name, cell in cells:
         for value in gc.get_referents(cell):
             yield "cell", name, value
-    yield from (("default", *each) for each in enumerate(function.__defaults__ or ()))
+    yield from (("default", *default) for default in enumerate(function.__defaults__ or ()))
 
 
 def _slots(one: Any) -> Iterator[tuple[str, Any]]:
@@ -556,10 +560,10 @@ def _is_key(key: Any) -> bool:
 
 def _stack(innermost: FrameType) -> list[FrameType]:
     """Return a thread's frames without memlog's, the outermost first."""
-    found = []
+    frames = []
     frame: FrameType | None = innermost
     while frame is not None:
         if not is_memlog(frame.f_code):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found[::-1]
+    return frames[::-1]

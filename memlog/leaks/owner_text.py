@@ -79,13 +79,13 @@ class Owner(NamedTuple):
     @property
     def queue(self) -> Any:
         """The ``queue.Queue`` whose elements the container has; ``None`` if there is none."""
-        found = (one for one in self.above[-2:] if is_queue(one))
-        return next(found, None) if type(self.container) is deque else None
+        queues = (value for value in self.above[-2:] if is_queue(value))
+        return next(queues, None) if type(self.container) is deque else None
 
     @property
     def cycle(self) -> Any:
         """The ``itertools.cycle`` whose elements the container has; ``None`` if there is none."""
-        return next((one for one in self.above[-1:] if type(one) is itertools.cycle), None)
+        return next((value for value in self.above[-1:] if type(value) is itertools.cycle), None)
 
     @property
     def cached_function(self) -> Any:
@@ -103,7 +103,9 @@ class Owner(NamedTuple):
 
     @property
     def _cache(self) -> Any:
-        return next((one for one in (*self.above, *self.between) if type(one) is _CACHE), None)
+        return next(
+            (value for value in (*self.above, *self.between) if type(value) is _CACHE), None
+        )
 
     @property
     def place(self) -> str:
@@ -121,8 +123,8 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     expressions = _expressions(chain, attributes)
     containers = [
         number
-        for number, one in enumerate(objects[:-1] if len(objects) > 1 else objects)
-        if container_base(one) is not None and id(one) not in attributes
+        for number, value in enumerate(objects[:-1] if len(objects) > 1 else objects)
+        if container_base(value) is not None and id(value) not in attributes
     ]
     grown = [number for number in containers if id(objects[number]) in growing]
     chosen = grown or containers
@@ -136,7 +138,7 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     caches = _cache_dicts(objects)
     container = None if at is None else objects[at]
     if container is None:
-        container = next((one for one in caches if id(one) in growing), None)
+        container = next((cache for cache in caches if id(cache) in growing), None)
     return Owner(
         expression,
         _last_name(expression),
@@ -158,26 +160,26 @@ def describe_container(chain: Chain) -> Owner:
 
 def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
     """Return the dictionaries in which caches of ``functools`` keep their results."""
-    caches = [one for one in objects if type(one) is _CACHE]
+    caches = [value for value in objects if type(value) is _CACHE]
     return [
-        one
+        referent
         for cache in caches
-        for one in gc.get_referents(cache)
-        if type(one) is dict and one is not instance_dict(cache)
+        for referent in gc.get_referents(cache)
+        if type(referent) is dict and referent is not instance_dict(cache)
     ]
 
 
 def _attribute_dicts(objects: tuple[Any, ...]) -> set[int]:
     """Return the identities of dictionaries that hold the attributes of an object or a class."""
-    found: set[int] = set()
+    identities: set[int] = set()
     for before, owner, child in zip((None, *objects), objects, objects[1:], strict=False):
         if type(child) is not dict:
             continue
-        is_registry = id(owner) in found and key_of(owner, child) in _REGISTRIES
+        is_registry = id(owner) in identities and key_of(owner, child) in _REGISTRIES
         of_thread = is_kind(owner, threading.local) or is_kind(before, threading.local)
         if is_kind(owner, type) or instance_dict(owner) is child or is_registry or of_thread:
-            found.add(id(child))
-    return found
+            identities.add(id(child))
+    return identities
 
 
 def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
@@ -189,7 +191,9 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
         if type(child) is deque and any(map(is_queue, objects[max(0, number - 1) : number + 1])):
             texts.append(text)  # a program reads it by the methods of the queue
             continue
-        function = next((one for one in objects[number::-1] if type(one) is FunctionType), None)
+        function = next(
+            (value for value in objects[number::-1] if type(value) is FunctionType), None
+        )
         text = _of_function(function, owner, child) or _step(text, owner, child, attributes)
         texts.append(text)
     return texts
@@ -262,11 +266,11 @@ def _step(text: str, owner: Any, child: Any, attributes: set[int]) -> str:
 
 def _of_object(text: str, owner: Any, child: Any) -> str:
     if type(owner) is FrameType:
-        local = next((key for key, one in local_variables(owner).items() if one is child), "…")
+        local = next((key for key, value in local_variables(owner).items() if value is child), "…")
         return f"{text} → `{local}` of {owner.f_code.co_name}()"
     if type(owner) is GeneratorType and owner.gi_frame is not None:
         name = next(
-            (key for key, one in local_variables(owner.gi_frame).items() if one is child), ""
+            (key for key, value in local_variables(owner.gi_frame).items() if value is child), ""
         )
         return f"{name} of {text}" if name else text
     if is_kind(owner, BaseException) and type(child) is TracebackType:
@@ -301,7 +305,7 @@ def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
         return f"{names[0]} of {function.__name__}()" if names else ""
     if type(owner) is tuple and function.__defaults__ is owner:
         arguments = code.co_varnames[: code.co_argcount][-len(owner) :]
-        names = [name for name, one in zip(arguments, owner, strict=False) if one is child]
+        names = [name for name, default in zip(arguments, owner, strict=False) if default is child]
         return f"{names[0]} of {function.__name__}()" if names else ""
     if type(owner) is dict and function.__kwdefaults__ is owner:
         return f"{key_of(owner, child)} of {function.__name__}()"
@@ -323,9 +327,9 @@ def program_files(owner: Owner) -> list[str]:
     ``owner.root``, and the functions that are running now.
     """
     lines = CallingLines()
-    modules = (class_namespace(type(one)).get("__module__") for one in reversed(owner.above))
+    modules = (class_namespace(type(value)).get("__module__") for value in reversed(owner.above))
     files = [*map(module_file, modules), owner.root.file, *_running_files()]
-    return [one for one in dict.fromkeys(files) if one and lines.is_program(one)]
+    return [file for file in dict.fromkeys(files) if file and lines.is_program(file)]
 
 
 def _running_files() -> Iterator[str]:

@@ -179,11 +179,11 @@ class PeriodicInquiry:
             self._is_paused = False
             search.restart()
         rises = len(search.rises)
-        found = search.step_ended(step, level)
-        if found is not None:
-            self._take(found, level)
-        if found is not None or (self.holders and len(search.rises) > rises):
-            del found
+        growers = search.step_ended(step, level)
+        if growers is not None:
+            self._take(growers, level)
+        if growers is not None or (self.holders and len(search.rises) > rises):
+            del growers
             self._on_news(step)
         if search.has_ended:
             self._search = None
@@ -217,7 +217,7 @@ class PeriodicInquiry:
             return False
         if self.is_sparse:
             return self.rises >= LASTING - 1
-        return self.rises >= _OFTEN and all(one.confidence == "high" for one in self.holders)
+        return self.rises >= _OFTEN and all(holder.confidence == "high" for holder in self.holders)
 
     @property
     def is_promising(self) -> bool:
@@ -230,14 +230,14 @@ class PeriodicInquiry:
     def _take(self, growers: list[Grower], level: int) -> None:
         from memlog.leaks.periodic_text import holder_of_growth  # noqa: PLC0415 - see above
 
-        found = tuple(map(holder_of_growth, growers))
+        holders = tuple(map(holder_of_growth, growers))
         if growers:
-            self.newest = self.last_step, found
+            self.newest = self.last_step, holders
         is_cause = bool(growers) and not growers[0].is_little
-        self.holders = found if is_cause else ()
-        is_seen = is_cause and not any(one.is_by_elimination for one in growers)
-        if is_seen and per_step(found) > per_step(self.best):
-            self.best = found
+        self.holders = holders if is_cause else ()
+        is_seen = is_cause and not any(grower.is_by_elimination for grower in growers)
+        if is_seen and per_step(holders) > per_step(self.best):
+            self.best = holders
         search = self._search
         self.level = level
         self._every = 0.0 if search is None else search.every
@@ -245,7 +245,7 @@ class PeriodicInquiry:
             self._every = growers[0].every
         is_stairs = search is not None and search.is_stairs
         self.is_sparse = is_cause and is_stairs and self._every >= _SPARSE
-        self.is_weighed = not any(one.is_by_elimination for one in growers)
+        self.is_weighed = not any(grower.is_by_elimination for grower in growers)
         self.rises = growers[0].readings if growers else 0
         self.rate = growers[0].growth / growers[0].steps if growers else 0.0
         self._filled_in = growers[0].filled_in if growers else math.inf
@@ -254,7 +254,9 @@ class PeriodicInquiry:
 def _level(event: Batch, series: str) -> int | None:
     if series in (HOST_ANON, SHARED):
         return event.rss_anon if series == HOST_ANON else event.rss_shared
-    device = next((one for one in event.devices if one.name + ALLOCATED == series), None)
+    device = next(
+        (candidate for candidate in event.devices if candidate.name + ALLOCATED == series), None
+    )
     return None if device is None else device.allocated
 
 
@@ -405,16 +407,16 @@ class PeriodicSearch:
             self._before = walk.lengths
             self._settles_at = step + _SETTLING
             return None
-        known = {one.path for one in self._candidates} | self._dropped
-        for one in walk.grown[:_MAX_CANDIDATES]:
-            if one.path not in known and len(self._candidates) < _MAX_CANDIDATES:
-                first = self._base._replace(length=one.before)
+        known = {candidate.path for candidate in self._candidates} | self._dropped
+        for grown in walk.grown[:_MAX_CANDIDATES]:
+            if grown.path not in known and len(self._candidates) < _MAX_CANDIDATES:
+                first = self._base._replace(length=grown.before)
                 # The walk can have taken many steps: length, level and step are of one moment.
-                chain = follow(one.path)
-                length = one.now if chain is None else length_of(chain.objects[-1])
+                chain = follow(grown.path)
+                length = grown.now if chain is None else length_of(chain.objects[-1])
                 level = max(self._level, min(self._newest))
                 now = reading_of(chain, self.rises[-1][0], step, length, level)
-                self._candidates.append(Candidate(one.path, [first, now], one.is_replaced))
+                self._candidates.append(Candidate(grown.path, [first, now], grown.is_replaced))
         return self._growers() if self._candidates else None
 
     def _take_rise(self, step: int, low: int) -> list[Grower] | None:
@@ -423,13 +425,17 @@ class PeriodicSearch:
             begun, before = self.rises.pop()
             self.rises.append((begun, before + size))
             self._gradual.add(begun)
-            for one in self._candidates:
-                one.readings.pop()
+            for candidate in self._candidates:
+                candidate.readings.pop()
         else:
             self.rises.append((step, size))
         self._level = low
-        growing = [one for one in self._candidates if self._still_grows(one, step)]
-        dropped = {one.path for one in self._candidates} - {one.path for one in growing}
+        growing = [
+            candidate for candidate in self._candidates if self._still_grows(candidate, step)
+        ]
+        dropped = {candidate.path for candidate in self._candidates} - {
+            candidate.path for candidate in growing
+        }
         self._dropped |= dropped
         self._candidates = growing
         self._taken += 1
@@ -437,13 +443,13 @@ class PeriodicSearch:
             return None
         # A holder that was named several times is weighed less and less often.
         self._weigh_at = self._taken + max(1, self._taken // 3)
-        found = self._growers()
+        growers = self._growers()
         is_time = self._walks < _MAX_WALKS and self._level >= self._walks_at
         if not self._has_growers and is_time and self._may_work():
             self._walk = ProgramWalk(self._lines, self._before)
             self._walks += 1
             self._walks_at = self._base.level + _MORE * (self._level - self._base.level)
-        return found
+        return growers
 
     def _still_grows(self, one: Candidate, step: int) -> bool:
         chain = follow(one.path)
@@ -455,6 +461,6 @@ class PeriodicSearch:
         return len(before) < _STILL or length > before[-_STILL]
 
     def _growers(self) -> list[Grower]:
-        found = growers_of(self._candidates, in_stairs=self.is_stairs)
-        self._has_growers = bool(found) and not found[0].is_little
-        return found
+        growers = growers_of(self._candidates, in_stairs=self.is_stairs)
+        self._has_growers = bool(growers) and not growers[0].is_little
+        return growers

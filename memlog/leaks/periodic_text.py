@@ -54,7 +54,7 @@ def holder_of_growth(grower: Grower) -> Holder:
     kind = _kind(grower)
     added = addition(owner)
     where = cached_at(owner) if added is None else assignment_lines.shown(added[0], added[1].line)
-    each = grower.growth / grower.rises
+    rise = grower.growth / grower.rises
     limited, left = limited_at(owner, added), grower.bytes_left
     is_training = is_training_state(grower.chain)
     if left is None and (is_training or limited is not None) and grower.containers == 1:
@@ -65,7 +65,7 @@ def holder_of_growth(grower: Grower) -> Holder:
         _title(owner, grower, where, function_elsewhere(owner, added)),
         where,
         grower.bytes_gained / grower.steps,
-        (*_evidence(grower, each), *(_MORE_TRAINED if is_training else limit_text(limited))),
+        (*_evidence(grower, rise), *(_MORE_TRAINED if is_training else limit_text(limited))),
         _confidence(grower, owner),
         _remedy(kind, grower, owner, added[1].value if added is not None else ""),
         left,
@@ -82,15 +82,15 @@ def _remedy(kind: HolderKind, grower: Grower, owner: Owner, value: str) -> str |
         if own >= ALSO * grower.bytes_gained:
             return f"{remedy} {also_tensors(own / grower.steps)}"
         return remedy
-    found = None
+    chosen = None
     if kind in ("kept_tensors", "growing_container"):
         parts = newest if type(newest) is tuple else (newest,)
-        has_error = any(is_kind(one, BaseException) for one in parts)
+        has_error = any(is_kind(part, BaseException) for part in parts)
         special = {FOR_TRACEBACK: has_error, FOR_VIEWS: grower.are_views, FOR_LIMIT: grower.slots}
-        found = remedy_for_owner(owner) or next(
-            (one for one, is_so in special.items() if is_so), None
+        chosen = remedy_for_owner(owner) or next(
+            (text for text, is_so in special.items() if is_so), None
         )
-    return found or REMEDIES.get(kind)
+    return chosen or REMEDIES.get(kind)
 
 
 def _kind(grower: Grower) -> HolderKind:
@@ -119,11 +119,11 @@ def _title(owner: Owner, grower: Grower, where: str | None, function: str) -> st
         return f"{name}{place}{at} is replaced by larger ones: {size}."
     here, there = (place, f" in `{function}()`{at}") if function else (f"{place}{at}", "")
     if grower.containers > 1:
-        what = f"{name} and the like, {grower.containers} containers{here}, gain"
+        subject = f"{name} and the like, {grower.containers} containers{here}, gain"
     else:
-        what = f"{name}, {owner.kind}{here}, gains" if owner.kind else f"{name}{here} gains"
+        subject = f"{name}, {owner.kind}{here}, gains" if owner.kind else f"{name}{here} gains"
     gain = _gain(grower)
-    gains = f"{what} {gain} {every}{there}"
+    gains = f"{subject} {gain} {every}{there}"
     is_one = gain.startswith("one ")
     if grower.foreign:
         within = f" (`{grower.foreign}`)" if grower.foreign not in gain else ""
@@ -153,7 +153,11 @@ def _gain(grower: Grower) -> str:
         count = round(count / grower.steps)
     noun = _NOUNS.get(_kind(grower), "tensor" if _is_tensor(grower) else "element")
     newest = newest_of(grower.chain.objects[-1])
-    if grower.foreign and newest is not None and not any(is_kind(newest, one) for one in _ORDINARY):
+    if (
+        grower.foreign
+        and newest is not None
+        and not any(is_kind(newest, kind) for kind in _ORDINARY)
+    ):
         noun = f"`{type_name(newest)}`"
         return f"one {noun}" if count == 1 else f"{count:,} of type {noun}"
     if count == 1:
@@ -181,19 +185,19 @@ def _every(grower: Grower) -> str:
 def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     times = "one rise" if grower.rises == 1 else f"each of {grower.rises} rises"
     often = f" ({_every(grower)})" if grower.every else ""
-    found = [f"memory rose by {format_bytes(each)} at {times}{often}"]
+    evidence = [f"memory rose by {format_bytes(each)} at {times}{often}"]
     if grower.is_steady:
-        found = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
+        evidence = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
     if grower.is_buffer:
-        return (*found, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
+        return (*evidence, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
     held = f"{grower.gained} more elements after {grower.steps} steps"
     if grower.is_by_elimination:
-        found.append(f"{held}; no other container that grew meanwhile explains the memory")
+        evidence.append(f"{held}; no other container that grew meanwhile explains the memory")
     else:
-        found.append(f"{held}, which hold {format_bytes(grower.bytes_gained)}")
+        evidence.append(f"{held}, which hold {format_bytes(grower.bytes_gained)}")
     if not grower.is_by_elimination and grower.tensors > 1:
-        found.append(f"an element has {grower.tensors:,.0f} tensors")
-    return tuple(found)
+        evidence.append(f"an element has {grower.tensors:,.0f} tensors")
+    return tuple(evidence)
 
 
 def _confidence(grower: Grower, owner: Owner) -> Confidence:

@@ -141,9 +141,9 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     program: dict[int, Variable] = {}
     others: dict[int, Variable] = {}
     for frame in _running_frames():
-        found = program if is_program(frame.f_code.co_filename) else others
+        variables = program if is_program(frame.f_code.co_filename) else others
         for name, value in local_variables(frame).items():
-            found[id(value)] = Variable(name, frame.f_code)
+            variables[id(value)] = Variable(name, frame.f_code)
     return {**others, **program}
 
 
@@ -231,11 +231,11 @@ class KindTable(Generic[_Kind]):
             return
         # Most objects are of no interest. The C function `compress` skips them faster than this loop could.
         pairs = zip(objects, numbers, strict=True)
-        for one, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
-            yield one, kinds[number]
+        for value, number in itertools.compress(pairs, map(kinds.__contains__, numbers)):
+            yield value, kinds[number]
 
     def _add(self, number: int, kind: type) -> None:
         self._seen[number] = kind
-        found = self._kind_of(kind)
-        if found is not None:
-            self._kinds[number] = found
+        mapped = self._kind_of(kind)
+        if mapped is not None:
+            self._kinds[number] = mapped

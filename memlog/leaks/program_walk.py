@@ -130,7 +130,9 @@ class ProgramWalk:
     def _walk(self) -> Iterator[None]:
         for read in self._scopes():
             variables = read()
-            for start in sorted(variables, key=lambda one: type(variables[one]) is FunctionType):
+            for start in sorted(
+                variables, key=lambda variable: type(variables[variable]) is FunctionType
+            ):
                 if time.thread_time() > self._began + _SLICE:
                     variables = {}  # nothing of the program is kept between slices
                     yield
@@ -214,9 +216,11 @@ class ProgramWalk:
             return _ends(one, base or tuple)
         if type(one) is FunctionType:
             cells = [value for cell in one.__closure__ or () for value in gc.get_referents(cell)]
-            own = [each for each in gc.get_referents(one) if type(each) is dict]
+            own = [referent for referent in gc.get_referents(one) if type(referent) is dict]
             own = [
-                each for each in own if each is not one.__globals__ and "__builtins__" not in each
+                referent
+                for referent in own
+                if referent is not one.__globals__ and "__builtins__" not in referent
             ]
             return [*cells, *(one.__defaults__ or ()), *own]
         if is_kind(one, type):
@@ -243,12 +247,12 @@ def buffer_bytes(one: Any) -> int:
 
 def _frame_bytes(frame: Any, array: Any) -> int:
     """Return the bytes of the arrays in a pandas data frame, without a call of its methods."""
-    found, waiting = 0, [(instance_dict(frame) or {}).get("_mgr")]
+    size, waiting = 0, [(instance_dict(frame) or {}).get("_mgr")]
     for _ in range(_DEPTH):
-        inner = [each for one in waiting for each in gc.get_referents(one)]
-        found += sum(int(array.nbytes.__get__(one)) for one in inner if is_kind(one, array))
-        waiting = [one for one in inner if is_kind(one, tuple) or _is_of_pandas(type(one))]
-    return found
+        inner = [referent for value in waiting for referent in gc.get_referents(value)]
+        size += sum(int(array.nbytes.__get__(value)) for value in inner if is_kind(value, array))
+        waiting = [value for value in inner if is_kind(value, tuple) or _is_of_pandas(type(value))]
+    return size
 
 
 def _is_of_pandas(kind: type) -> bool:
@@ -265,7 +269,7 @@ def is_state_of(optimizer: Any, one: Any) -> bool:
 def is_buffer(kind: type) -> bool:
     """Return True for tensors, arrays, data frames and bytearrays."""
     known = (torch.Tensor, bytearray, _array_type(), _frame_type())
-    return any(base is one for base in bases(kind) for one in known if one is not None)
+    return any(base is buffer for base in bases(kind) for buffer in known if buffer is not None)
 
 
 def _array_type() -> Any:
@@ -304,30 +308,30 @@ def _ends(one: Any, base: type) -> list[Any]:
         forward = iter(values) if base is dict else base.__iter__(one)  # type: ignore[attr-defined]
         if base.__len__(one) <= 2 * _ENDS:  # type: ignore[attr-defined]
             return list(forward)
-        found = list(itertools.islice(forward, _ENDS))
+        elements = list(itertools.islice(forward, _ENDS))
         if base is dict:
-            found += itertools.islice(reversed(values), _ENDS)
+            elements += itertools.islice(reversed(values), _ENDS)
         elif base is list or base is tuple:
-            found += base.__getitem__(one, slice(-_ENDS, None))
+            elements += base.__getitem__(one, slice(-_ENDS, None))
         elif base is deque:
-            found += itertools.islice(deque.__reversed__(one), _ENDS)
+            elements += itertools.islice(deque.__reversed__(one), _ENDS)
     except RuntimeError:  # another thread has changed the container meanwhile
         return []
-    return found
+    return elements
 
 
 def _objects(link: _Link | None) -> list[Any]:
-    found = []
+    objects = []
     while link is not None:
-        found.append(link[0])
+        objects.append(link[0])
         link = link[1]
-    return found[::-1]
+    return objects[::-1]
 
 
 def _locals(code: tuple[str, str, int]) -> dict[Start, Any]:
-    return {Start(name, "", code): one for name, one in variables_of(code).items()}
+    return {Start(name, "", code): value for name, value in variables_of(code).items()}
 
 
 def _globals(name: str) -> dict[Start, Any]:
-    found = list(module_namespace(name).items())
-    return {Start(key, name): one for key, one in found if type(key) is str}
+    items = list(module_namespace(name).items())
+    return {Start(key, name): value for key, value in items if type(key) is str}

@@ -221,7 +221,9 @@ class UnownedGradients:
         if not self._matters():
             self._gradients = {}
             return
-        rises = [one.version - before[key].version for key, one in self._gradients.items()]
+        rises = [
+            gradient.version - before[key].version for key, gradient in self._gradients.items()
+        ]
         self._per_step = max(rises) / (step - self._begun_at)
         self._ended_at = step
         if is_second:
@@ -234,23 +236,23 @@ class UnownedGradients:
             remove_when_possible(self)
 
     def _matters(self) -> bool:
-        size = sum(one.size for one in self._gradients.values())
+        size = sum(gradient.size for gradient in self._gradients.values())
         return size >= max(_LEAST_BYTES, _LEAST_SHARE * self._all_bytes)
 
     def _finding(self, step: int) -> Finding:
-        largest = sorted(self._gradients.values(), key=lambda one: -one.size)
-        size = sum(one.size for one in largest)
-        wanted = {one.parameter for one in largest[:_NAMED]}
+        largest = sorted(self._gradients.values(), key=lambda gradient: -gradient.size)
+        size = sum(gradient.size for gradient in largest)
+        wanted = {gradient.parameter for gradient in largest[:_NAMED]}
         budget = TimeBudget(_SECONDS)
         with budget.running():
             parameters, _ = _parameters_and_optimizers(budget)
-        name, place = _name([one for one in parameters if id(one) in wanted])
-        what = f"Parameters of `{name}`{place}" if name else "Parameters"
+        name, place = _name([parameter for parameter in parameters if id(parameter) in wanted])
+        subject = f"Parameters of `{name}`{place}" if name else "Parameters"
         return Finding(
             time_us=now_us(),
             step=step,
             kind="unowned_gradients",
-            title=f"{what} get gradients that no optimizer uses or clears: they take {format_bytes(size)} "
+            title=f"{subject} get gradients that no optimizer uses or clears: they take {format_bytes(size)} "
             "and the time to compute them",
             where=f"`{name}`{place}" if name else None,
             since_step=None,
@@ -279,19 +281,23 @@ def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
     """Return the unowned gradients by their storage's identity. Also return the bytes of all gradients."""
     with budget.running():
         parameters, optimizers = _parameters_and_optimizers(budget)
-        owned = {id(one) for optimizer in optimizers for one in _parameters_of(optimizer)}
-        found = [gradient for one in parameters if (gradient := _gradient_of(one))]
-        size = sum(one.size for one in found)
+        owned = {
+            id(parameter) for optimizer in optimizers for parameter in _parameters_of(optimizer)
+        }
+        gradients = [gradient for parameter in parameters if (gradient := _gradient_of(parameter))]
+        size = sum(gradient.size for gradient in gradients)
         if budget.spent:
             return {}, size
-    return {one.storage: one for one in found if one.parameter not in owned}, size
+    return {
+        gradient.storage: gradient for gradient in gradients if gradient.parameter not in owned
+    }, size
 
 
 def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
-    found: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
-    for one, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
-        found[kind].append(one)
-    return found["parameter"], found["optimizer"]
+    by_kind: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
+    for value, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
+        by_kind[kind].append(value)
+    return by_kind["parameter"], by_kind["optimizer"]
 
 
 def _kind(kind: type) -> str | None:
@@ -326,15 +332,15 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
     budget = TimeBudget(_SECONDS)
     with budget.running():
         parameters, _ = _parameters_and_optimizers(budget)
-    known = {one.parameter for one in gradients.values()}
-    found = {}
-    for now in [_gradient_of(one) for one in parameters if id(one) in known]:
+    known = {gradient.parameter for gradient in gradients.values()}
+    same = {}
+    for now in [_gradient_of(parameter) for parameter in parameters if id(parameter) in known]:
         before = None if now is None else gradients.get(now.storage)
         if now is None or before is None or before.parameter != now.parameter:
             continue
         if 0 < now.version - before.version <= most:
-            found[now.storage] = now
-    return found
+            same[now.storage] = now
+    return same
 
 
 def _name(parameters: list[Any]) -> tuple[str, str]:
@@ -347,11 +353,12 @@ def _name(parameters: list[Any]) -> tuple[str, str]:
     with budget.running():
         chains = OwnerSearch(budget, [parameters]).chains(parameters)
         owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
-        texts = [f"{one.expression}{one.contents}" for one in owners]
+        texts = [f"{owner.expression}{owner.contents}" for owner in owners]
     if not texts or not all(texts):
         return "", ""
     parts = [text.split(".")[:-1] or [text] for text in texts]  # without the parameter's own name
     common = [
-        each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))
+        names[0]
+        for names in takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
     ]
     return ".".join(common), f" {owners[0].place}" if common and owners[0].place else ""

@@ -203,7 +203,9 @@ class StorageWatch:
             self._counted_node = internals.next_sequence_number()
             return
         self._storages = {
-            key: one for key, one in self._storages.items() if one.iteration < self.iteration
+            key: watched
+            for key, watched in self._storages.items()
+            if watched.iteration < self.iteration
         }
 
     def end(self) -> None:
@@ -223,7 +225,11 @@ class StorageWatch:
 
     def alive(self) -> dict[int, WatchedStorage]:
         """Return the watched storages that are alive, by identity."""
-        return {key: one for key, one in self._storages.items() if one.reference() is not None}
+        return {
+            key: watched
+            for key, watched in self._storages.items()
+            if watched.reference() is not None
+        }
 
     def note_cycles(self) -> None:
         """Remember the line that calls ``backward(create_graph=True)`` now."""
@@ -253,8 +259,8 @@ class StorageWatch:
 
     def _watch(self, values: Any, operation: str, state: ThreadState) -> None:
         with DisableTorchFunction():  # `__torch_function__` can be the program's code
-            found = (values,) if type(values) in _PLAIN else plain_tensors(values)
-            for tensor in itertools.chain.from_iterable(map(parts_of, found)):
+            tensors = (values,) if type(values) in _PLAIN else plain_tensors(values)
+            for tensor in itertools.chain.from_iterable(map(parts_of, tensors)):
                 storage = None if tensor.is_meta else tensor_storage(tensor)
                 if storage is not None and not self._knows(storage, as_argument=not operation):
                     number, phase = self._stack.owner(state)
