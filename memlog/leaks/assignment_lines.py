@@ -151,6 +151,7 @@ def _removes(node: ast.AST, name: str) -> bool:
             isinstance(target, ast.Subscript) and _is_named(target, name) for target in node.targets
         )
     values = _assigned(node, name)
+    # Such as `name = name[-100:]`.
     slices = (part for value in values if value is not None for part in ast.walk(value))
     return any(
         isinstance(part, ast.Subscript)
@@ -186,6 +187,7 @@ def _limits(node: ast.If, name: str, added: set[int]) -> bool:
         for part in (node.body, node.orelse)
     )
     leaves = isinstance(node.body[-1], (ast.Return, ast.Continue, ast.Break, ast.Raise))
+    # Such as `if len(name) >= 100: return`, with the statement that adds in a later line.
     is_before = leaves and any(node.lineno < line for line in added)
     return (is_short and in_body) or (is_long and (otherwise or is_before))
 
@@ -226,6 +228,7 @@ def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
     if in_place:
         joins += [node for node in nodes if node not in joins and _addition(node, name)]
         others -= set(map(id, joins))
+    # Scopes around one statement lie in each other. So the one with the fewest nodes is the innermost.
     scopes = [list(ast.walk(node)) for node in nodes if isinstance(node, (*_REPEATS, ast.Lambda))]
     innermost = (
         min((scope for scope in scopes if join in scope), key=len, default=[]) for join in joins
@@ -251,6 +254,7 @@ def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:
         _is_named(target, name) for target in _targets([node.target])
     ):
         return [None]
+    # A call assigns values to the parameters.
     if isinstance(node, ast.arg) and node.arg == name:
         return [None]
     return []
@@ -259,6 +263,7 @@ def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:
 def _joins(value: ast.AST, name: str) -> bool:
     """Return True if a value is ``name`` and more, not cut."""
     nodes = list(ast.walk(value))
+    # Such as `torch.cat([name, new])[-100:]`, which keeps its length.
     if any(isinstance(node, ast.Slice) for node in nodes):
         return False
     return any(_is_joined(node, name) for node in nodes)
@@ -329,10 +334,12 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
 def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
     """Yield the nodes of a source file's syntax tree, or nothing if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
+    # Parsing is slow, and many files do not contain the word.
     if not text or len(text) > _MAX_CHARACTERS or word not in text:
         return
     try:
         tree = ast.parse(text)
+    # A `ValueError` is for null bytes, and the last two are for code that is nested too deeply.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     yield from ast.walk(tree)

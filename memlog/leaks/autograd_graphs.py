@@ -131,14 +131,17 @@ class GraphWalk:
             node = waiting.pop()
             known = self._visited.get(id(node))
             if known is not None:
+                # Several ways can lead from a holder to shared nodes. It is added only once.
                 if known[1] is not sharers and (not known[1] or known[1][-1] is not holder):
                     known[1].append(holder)
                 continue
             number = int(own_method(node, "_sequence_nr")())
+            # The inputs of an operation were made before it. So the nodes behind this one are older, too.
             if number < self._first:
                 continue
             if len(self._visited) >= _MAX_NODES or self._budget.spent:
                 break
+            # The node's object is kept. Otherwise torch makes new ones, whose identities can repeat.
             self._visited[id(node)] = node, sharers
             if number < self._end:
                 nodes += 1
@@ -158,6 +161,7 @@ class GraphWalk:
             saved = saved_value(node, name)
             for variable in saved if type(saved) in (tuple, list) else (saved,):
                 self._add_one(variable, storages)
+        # The node of a `torch.autograd.Function` is its `ctx`, which can have tensors as attributes, too.
         if is_kind(node, torch.autograd.function.FunctionCtx):
             _add_packed(gc.get_referents(node), storages)
 
@@ -165,6 +169,7 @@ class GraphWalk:
         hook = saved_value(saved, "unpack_hook")
         data = saved_value(saved, "data")
         if hook is not None:
+            # `data` is what the pack hook returned. The unpack hook can hold tensors, too.
             _add_packed([data, hook], storages)
         elif data is not None:
             _add_tensor(data, storages)
@@ -209,6 +214,7 @@ def _add_packed(values: list[Any], storages: dict[int, int]) -> None:
         seen[id(value)] = value
         if is_kind(value, torch.Tensor):
             _add_tensor(value, storages)
+        # A hook can refer to the model, whose parameters the graph does not keep alive alone.
         elif not is_kind(value, torch.nn.Module):
             waiting += gc.get_referents(value)
 
@@ -299,6 +305,7 @@ class UnusedGraphs:
             self._spent += self._newest
             self._calls = 0
         self.judge(step)
+        # With hooks, the next step is expected to take as much as the newest one (`_newest`).
         allowed = _ALLOWANCE + _SHARE * (time.monotonic() - self._begun)
         compiles = internals.compiler_in_use()
         if self.finding is not None or compiles or self._spent + self._newest > allowed:
@@ -310,6 +317,7 @@ class UnusedGraphs:
         """Check which graphs were freed. Set `finding` if a line's graphs were never used."""
         left = []
         for reference, line in self._pending:
+            # A line with a used graph is never reported, so its other graphs need no check.
             if line.used:
                 continue
             if reference() is None:
@@ -334,6 +342,7 @@ class UnusedGraphs:
     def _begin(self) -> None:
         COMPILE_WARNING_FILTER.add(self)
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
+        # `always_call`: also if `forward` raises. Otherwise the pass would last until the step ends.
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
 
     def _module_begins(self, module: Any, args: Any) -> None:
@@ -345,6 +354,7 @@ class UnusedGraphs:
         running = self._pass
         if running is not None:
             if running.module() is module and threading.get_ident() == self._thread:
+                # A model can call itself within its forward pass. Only the outermost call ends the pass.
                 running.depth += 1
             return
         if vars(module).get("training") is not False or not torch.is_grad_enabled():
@@ -444,6 +454,7 @@ def _own_storages(module: Any) -> set[int]:
     storages: set[int] = set()
     waiting, seen = [module], set[int]()
     while waiting:
+        # The dictionaries are read, because `parameters()` can be a method of the program.
         attributes = instance_dict(waiting.pop()) or {}
         if id(attributes) in seen:
             continue

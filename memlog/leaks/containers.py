@@ -99,6 +99,7 @@ def filled(container: Any, base: type) -> int:
     if not (base is list or base is dict) or not _FEW < length <= _MAX_SLOTS:
         return length
     with suppress(RuntimeError):  # another thread has changed the container meanwhile
+        # If a sample has no None, the elements are not counted one by one, which can take 25 ms.
         if base is dict:
             values: Any = dict.values(container)
             some = [*islice(values, _LOOKED), *islice(reversed(values), _LOOKED)]
@@ -106,6 +107,7 @@ def filled(container: Any, base: type) -> int:
             values = list.__iter__(container)
             stride = max(1, length // _LOOKED)
             some = list.__getitem__(container, slice(None, None, stride))
+            # A list of slots that is filled from the front has its last slot empty until it is full.
             some += list.__getitem__(container, slice(-1, None))
         if not all(map(is_not, some, repeat(None))):
             return sum(map(is_not, values, repeat(None)))
@@ -142,6 +144,7 @@ def growing(
     ``objects`` are all objects that the collector tracks. ``before`` has the censuses, the oldest first.
     """
     first, last = before[0].lengths, before[-1].lengths
+    # A container that is missing in the first census was made later. It is no candidate.
     candidates = {key for key, length in last.items() if first.get(key, length) < length}
     growths: dict[int, ContainerGrowth] = {}
     for batch in budget.batches(objects):
@@ -178,6 +181,7 @@ def element_size(growth: ContainerGrowth, budget: TimeBudget) -> ElementSize:
     newest = newest_elements(growth.container, growth.base, 2 * _SAMPLE)
     half = len(newest) // 2
     reach = _Reach(growth.container, budget)
+    # The older half comes first, so that what both halves refer to counts for it.
     if not half or not reach.add(newest[half:]):
         return ElementSize(slot, 0.0)
     older = reach.objects, reach.storages
@@ -234,10 +238,12 @@ def size_and_referents(one: Any) -> tuple[float, list[Any]]:
         return sys.getsizeof(one), [*one.keys(), *one.values()]
     if is_atom(kind):
         return sys.getsizeof(one), []
+    # `sys.getsizeof` would call a `__sizeof__` of the program.
     size = own_method(one, "__sizeof__")()
     if is_kind(one, dict):
         return size, [*dict.keys(one), *dict.values(one)]
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    # NumPy's arrays show the collector no referents, and the size of a view lacks the data of its owner.
     if array is not None and is_kind(one, array):
         owner = array.base.__get__(one)
         return size, [] if owner is None else [owner]
@@ -253,6 +259,7 @@ _ATOMS: Final = (int, float, complex, str, bytes, bytearray, bool, type(None))
 
 def is_atom(kind: type) -> bool:
     """Return True for types whose objects refer to no others."""
+    # Compared by identity: `in` would call the `__eq__` of a metaclass.
     return any(kind is atom for atom in _ATOMS)
 
 
@@ -459,6 +466,7 @@ class ElementWeight:
                     continue
                 for name in saved_names(type(node)):
                     saved = saved_value(node, name)
+                    # A `torch.autograd.Function` has a tuple of all its saved tensors under one name.
                     for variable in saved if type(saved) in (tuple, list) else (saved,):
                         data = saved_value(variable, "data")  # no unpack hook is called
                         if data is not None and is_kind(data, torch.Tensor):
@@ -479,6 +487,7 @@ class ElementWeight:
 def _left_by(traceback: TracebackType) -> list[Any]:
     """Return the objects in the variables of a function that a traceback keeps, unless it still runs."""
     frame = traceback.tb_frame
+    # While a function runs, its variables live without the traceback.
     is_running = any(frame is running for running in running_frames())
     return [] if is_running else gc.get_referents(frame)
 
@@ -493,6 +502,7 @@ def told_bytes(one: Any) -> int:
         return ctypes.sizeof(one)
     for base in kinds:
         descriptor = class_namespace(base).get("nbytes")
+        # A property would be the code of the program. Only attributes written in C are read.
         if type(descriptor) in _SLOT_TYPES:
             told = descriptor.__get__(one)
             return told if type(told) is int else 0

@@ -303,6 +303,7 @@ def newest_of(container: Any) -> Any:
     value = newest[0] if newest else None
     if base is dict and value is not None:
         value = value[1]
+    # Equal numbers or texts can be one object. So their identity tells nothing.
     return None if type(value) in (int, float, str, bool, bytes) else value
 
 
@@ -329,6 +330,7 @@ def _measured(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Chain]]:
         for candidate, chain in reversed(chains)
         if chain is not None
     }
+    # Reversed again. A dictionary keeps the last value of a key, so the first name of each container stays.
     pairs = list(containers.values())[::-1]
     newest = [newest_of(chain.objects[-1]) for _, chain in pairs]
     # Two containers with the same elements: to empty one of them frees nothing. So neither is named.
@@ -529,6 +531,7 @@ def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWe
         state.add([(values, gradient_of(parameter)) for parameter, values in newest])
         return state if state.elements else None
     count = min(_SAMPLE, gained)
+    # One more than is weighed: what an older element holds, too, was there before.
     elements = newest_elements(container, base, count + 1)
     has_older = filled(container, base) > gained
     older = elements[count:] if has_older else []
@@ -560,6 +563,7 @@ def _joined(growers: list[Grower]) -> list[Grower]:
     stays by itself. So does one whose bytes are unknown.
     """
     groups: dict[object, list[Grower]] = {}
+    # The largest first, so that the others are compared with it.
     for grower in sorted(growers, key=lambda grower: -grower.bytes_gained):
         known = groups.setdefault((grower.group, grower.is_by_elimination), [])
         is_little = known and grower.bytes_gained < _ALIKE * known[0].bytes_gained
@@ -571,6 +575,7 @@ def _joined(growers: list[Grower]) -> list[Grower]:
 
 
 def _sum(one: Grower, other: Grower) -> Grower:
+    # If one of the two has no known limit, their sum has none.
     left = [grower.bytes_left for grower in (one, other) if grower.bytes_left is not None]
     return one._replace(
         slots=one.slots + other.slots if len(left) > 1 else 0,

@@ -135,6 +135,7 @@ class HolderSearch:
     def stop(self) -> None:
         """End the search, and remove its hooks, modes and references. A second call is harmless."""
         self._finished = True
+        # Removed first: another thread can call `stop` at the same time.
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end()
@@ -165,12 +166,14 @@ class HolderSearch:
         if self._budget.spent:
             self.stop()
             return
+        # The other half is for the search for owners.
         most = min(self._budget.left_in_all / 2, self._step_seconds)
         self._watch = StorageWatch(self._diagnostics, self._normal.existing, most)
         if may_watch():  # otherwise only containers are compared
             self._watch.begin()
 
     def _go_on_watching(self, step: int, watch: StorageWatch) -> None:
+        # First, because `iteration_ended` increases the iteration's number.
         self._sizes.add(watch.alive().values(), watch.iteration)
         watch.iteration_ended()
         if watch.iteration >= self._watched or watch.ended:
@@ -286,6 +289,7 @@ class HolderReport:
         self._steps = max(1, steps)
         self._iterations = max(1, watch.iteration)
         self._budget = budget
+        # The censuses are dictionaries, which the collector tracks, too.
         ours = {id(census.lengths) for census in censuses}
         self._objects = all_objects()
         grown = growing(self._objects, censuses, budget)
@@ -314,6 +318,7 @@ class HolderReport:
         graphs = self._graph_targets()
         targets = [*graphs, *self._tensor_targets(graphs)]
         containers = self._measured_containers()
+        # The lists and tuples of memlog that refer to the holders are no owners of them.
         own: list[Any] = [self._objects, self._parameters, self._grown, containers, targets, graphs]
         own += [*self._tensors.own, *self._grown, *containers, *targets]
         own += [objects for target in targets for objects in (target.holders, target.sharers)]
@@ -380,6 +385,7 @@ class HolderReport:
         containers = self._containers_of_elements()
         for key, storage in self._alive.items():
             views = self._tensors.by_storage.get(key, ())
+            # A storage without a tensor in Python counts for the graph that keeps it.
             if views or key not in in_graphs:
                 within = next((containers[id(view)] for view in views if id(view) in containers), 0)
                 sites[storage.site, within][key] = storage
@@ -423,6 +429,7 @@ class HolderReport:
                 self._join(groups, owner, target, taken)
             else:
                 taken.update(target.sizes)
+        # Last: a storage that a known owner keeps counts for that owner.
         for target in unknown:
             left = {key: storage for key, storage in target.storages.items() if key not in taken}
             if self._recurs(left.values()):
@@ -506,6 +513,7 @@ class HolderReport:
         if owner is not None:
             key = id(owner.container) if owner.container is not None else owner.expression
             if owner.root.kind == "cycle":
+                # Garbage has no names. All of it is one group.
                 key = owner.root
         sizes = {**{key: storage.size for key, storage in target.storages.items()}, **target.sizes}
         new = {key: size for key, size in sizes.items() if key not in taken}

@@ -421,6 +421,7 @@ def addition(owner: Owner) -> tuple[str, Addition] | None:
             for file in files
             for statement in assignment_lines.additions(file, name)
         ]
+        # Preferred are methods of the owner's class, or for a variable, the function that has it.
         home = classes if name != owner.root.name else {owner.root.place}
         own = (
             pair for pair in statements if home.intersection((*pair[1].classes, *pair[1].functions))
@@ -481,6 +482,7 @@ def _confidence(held: Held) -> Confidence:
     if owner is None:
         return "high" if held.is_gradient else "medium" if held.cycles_made_at else "low"
     if owner.root.kind == "cycle":
+        # If the collector is on, it can still free the cycles.
         return "medium" if gc.isenabled() else "high"
     return "high" if held.growth is not None and owner.root.name else "medium"
 

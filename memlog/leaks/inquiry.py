@@ -270,6 +270,7 @@ class GrowthInquiry:
             return
         if not self._time.is_enough:
             return
+        # The figures from before the first search stay. So the second search has a longer time to compare.
         if self._before is None:
             began = time.thread_time()
             self._before = figures(growth.step)
@@ -496,6 +497,7 @@ def _compiles() -> bool:
 
 
 def _owner(series: str) -> str:
+    # Free lists are a part of the process's memory, which the periodic search measures as a whole.
     return HOST_ANON if series == FREE_LISTS else series
 
 

@@ -59,6 +59,7 @@ class LiveTensors:
                     self._add_tensor(value, wanted, first_node)
                 elif first_node is not None:
                     self._add_root(value, value, first_node)
+        # By the number alone: if two were equal, tuples would compare the tensors.
         self.roots.sort(key=lambda root: -root[0])
 
     @property
@@ -94,6 +95,7 @@ class LiveTensors:
 
 
 _NO_SEQUENCE: Final = 2**62
+"""Minimum sequence number of nodes that no forward operation made. These nodes accumulate gradients."""
 
 
 def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
@@ -109,6 +111,7 @@ def tensor_bytes(objects: list[Any], budget: TimeBudget) -> int | None:
             if kind == "tensor":
                 with suppress(RuntimeError, AttributeError):
                     storage = TensorBase.untyped_storage(value)
+                    # Once for each storage, because several tensors can be views of one.
                     sizes[int(storage._cdata)] = int(storage.nbytes())
     return None if budget.spent else sum(sizes.values())
 
@@ -161,6 +164,7 @@ def _kind(kind: type) -> str | None:
     for base in bases(kind):
         if base is torch.Tensor:
             return "tensor"
+        # Classes of autograd nodes have no base class in common, but this method, which is written in C.
         if type(class_namespace(base).get("_sequence_nr")) is MethodDescriptorType:
             return "node"
     return None
@@ -224,6 +228,7 @@ class KnownModels:
         for reference in self._optimizers:
             optimizer = reference()
             state: Any = (instance_dict(optimizer) or {}).get("state")
+            # A copy: the program can add a state between two values.
             for owner, values in list(dict.items(state)) if is_kind(state, dict) else ():
                 if type(owner) is torch.nn.Parameter and id(owner) not in self._parameters:
                     continue  # a parameter that was made later
@@ -276,6 +281,7 @@ def views_of(
     if array is None or not by_owner:
         return {}
     for batch in budget.batches(objects):
+        # One call for the whole batch is much faster than a call for each object.
         referents = gc.get_referents(*(value for value in batch if id(value) not in huge))
         arrays = map(operator.is_, map(type, referents), itertools.repeat(array))
         for view in itertools.compress(referents, arrays):
@@ -286,6 +292,7 @@ def views_of(
 
 
 def _memory_owner(one: Any, array: Any) -> Any:
+    # The base of `tensor.numpy()` is the tensor. The base of a view of an array is an array.
     while type(one) is array:
         one = array.base.__get__(one)
     return one

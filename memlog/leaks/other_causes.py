@@ -201,6 +201,7 @@ def _sqlite(rate: float) -> Holder:
         chains = OwnerSearch(budget, [connections]).chains(connections)
     owners = [describe(chain, frozenset()) for chain in chains if chain is not None]
     names = [f"`{owner.expression}{owner.contents}` {owner.place}".rstrip() for owner in owners]
+    # With several connections, it is unknown which of them keeps the memory.
     of = f" ({names[0]})" if len(connections) == len(names) == 1 else ""
     return Holder(
         "native_library",
@@ -350,6 +351,7 @@ class AllocationTrace:
         """Stop tracing, if this object started it. A second call is harmless."""
         if self._started:
             self._started = False
+            # `==`: each access makes a new bound method. A `start` that other code has set since stays.
             if tracemalloc.start == self._program_starts:
                 tracemalloc.start = self._start
             tracemalloc.stop()
@@ -368,6 +370,7 @@ class AllocationTrace:
 
         If the program is not in the traceback, return the traceback's innermost line.
         """
+        # `tracemalloc` has the outermost frame first.
         frames = [frame for frame in reversed(traceback) if not frame.filename.startswith(MEMLOG)]
         if not frames or len(frames) < len(traceback):
             return None

@@ -164,6 +164,7 @@ class OwnerSearch:
                 return Chain(chain.root, (*chain.objects, *below[1:]))
             for owner in self._owners[number]:
                 root = self._root(owner)
+                # A chain ends at the first root in the program.
                 if owner not in above and (root is None or self._is_passing(root)):
                     above[owner] = number
                     order.append(owner)
@@ -203,6 +204,7 @@ class OwnerSearch:
                 self._owners[child].append(owner)
             if not known:
                 new.append(owner)
+        # These three are freed soon. Other objects can then get their identities.
         self._ignored -= {id(level), id(referrers), id(wanted)}
         roots = ((number, self._root(number)) for number in new)
         return [number for number, root in roots if root is None or self._is_passing(root)]
@@ -288,8 +290,10 @@ class OwnerSearch:
                 if owner not in above:
                     above[owner] = number
                     order.append(owner)
+        # An object whose owners were not looked for can have a name.
         if self.cut_short or any(number not in self._expanded for number in order):
             return None
+        # Each object has an owner, and none has a name: only a reference cycle keeps them alive.
         if all(self._owners[number] for number in order):
             return self._chain(Root("cycle", "", "", ""), order[-1], above)
         for number in order:
@@ -400,6 +404,7 @@ def find_suspended(is_program: Callable[[str], bool]) -> None:
 
 def suspended() -> list[tuple[str, str, int]]:
     """Return `identity_of` the code of each living generator that `find_suspended` has found."""
+    # A list first, because a dictionary can't change while it is iterated.
     for code in [code for code, known in _suspended.items() if known() is None]:
         del _suspended[code]
     return list(_suspended)
@@ -439,6 +444,7 @@ def path_to(start: Start, chain: list[Any]) -> NamePath | None:
         ]
         if not candidates:
             return None
+        # A name before a mere reference, then the longest hop. Keys of unlike types can't be compared.
         _, ahead, hop = min(candidates, key=lambda candidate: candidate[:2])
         at = -ahead
         hops.append(hop)
@@ -474,6 +480,7 @@ def _step(owner: Any, hop: Hop) -> list[Any] | None:
     kind, key = hop
     base = container_base(owner)
     if kind == "item" and base is dict and type(key) is str:
+        # A look-up is faster than a look at all names.
         return [dict.__getitem__(owner, key)] if dict.__contains__(owner, key) else None
     if kind == "attr":
         return _attribute(owner, key)
@@ -498,6 +505,7 @@ def _between(function: FunctionType, hop: Hop) -> list[Any]:
 
 def _attribute(owner: Any, key: str) -> list[Any] | None:
     if is_kind(owner, type):
+        # The chain has the dictionary of a class. `vars()` returns only a proxy of it.
         namespace = next(
             (referent for referent in gc.get_referents(owner) if type(referent) is dict), {}
         )
@@ -515,6 +523,7 @@ def _names(one: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the objects to which an object refers, each with the kind of its name and the name."""
     base = container_base(one)
     if base is dict:
+        # A copy: the dictionary can change while the names are read.
         pairs = list(dict.items(one))
         yield from (("item", key, value) for key, value in pairs if _is_key(key))
     elif base is list or base is deque:
@@ -536,6 +545,7 @@ def _names(one: Any) -> Iterator[tuple[str, Any, Any]]:
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Any, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
+        # `cell_contents` raises a `ValueError` for an empty cell.
         for value in gc.get_referents(cell):
             yield "cell", name, value
     yield from (("default", *default) for default in enumerate(function.__defaults__ or ()))

@@ -123,6 +123,7 @@ def describe(chain: Chain, growing: frozenset[int]) -> Owner:
     expressions = _expressions(chain, attributes)
     containers = [
         number
+        # The last object is the one that is described, and no owner, unless it is the only one.
         for number, value in enumerate(objects[:-1] if len(objects) > 1 else objects)
         if container_base(value) is not None and id(value) not in attributes
     ]
@@ -164,6 +165,7 @@ def _cache_dicts(objects: tuple[Any, ...]) -> list[Any]:
     return [
         referent
         for cache in caches
+        # No attribute of a cache leads to its results.
         for referent in gc.get_referents(cache)
         if type(referent) is dict and referent is not instance_dict(cache)
     ]
@@ -191,6 +193,7 @@ def _expressions(chain: Chain, attributes: set[int]) -> list[str]:
         if type(child) is deque and any(map(is_queue, objects[max(0, number - 1) : number + 1])):
             texts.append(text)  # a program reads it by the methods of the queue
             continue
+        # Backwards: cells and default arguments belong to the nearest function above them.
         function = next(
             (value for value in objects[number::-1] if type(value) is FunctionType), None
         )
@@ -223,6 +226,7 @@ def _from_last_object(texts: list[str], objects: tuple[Any, ...]) -> str:
     For ``trainer._connector._selector.model.kept``, the result is ``kept of Net`` if the model is a ``Net``.
     """
     last = texts[-1]
+    # Backwards, for the shortest text.
     for number in range(len(texts) - 2, 0, -1):
         rest = last[len(texts[number]) :]
         is_private = "._" in texts[number] and "._" not in rest
@@ -304,6 +308,7 @@ def _of_function(function: FunctionType | None, owner: Any, child: Any) -> str:
         names = [name for name, cell in cells if cell is owner]
         return f"{names[0]} of {function.__name__}()" if names else ""
     if type(owner) is tuple and function.__defaults__ is owner:
+        # Default values belong to the last arguments.
         arguments = code.co_varnames[: code.co_argcount][-len(owner) :]
         names = [name for name, default in zip(arguments, owner, strict=False) if default is child]
         return f"{names[0]} of {function.__name__}()" if names else ""
@@ -327,6 +332,7 @@ def program_files(owner: Owner) -> list[str]:
     ``owner.root``, and the functions that are running now.
     """
     lines = CallingLines()
+    # The objects nearest to the container first: their classes are the likeliest to add to it.
     modules = (class_namespace(type(value)).get("__module__") for value in reversed(owner.above))
     files = [*map(module_file, modules), owner.root.file, *_running_files()]
     return [file for file in dict.fromkeys(files) if file and lines.is_program(file)]

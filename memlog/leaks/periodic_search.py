@@ -183,6 +183,7 @@ class PeriodicInquiry:
         if growers is not None:
             self._take(growers, level)
         if growers is not None or (self.holders and len(search.rises) > rises):
+            # The growers keep objects of the program alive, and publishing does not need them.
             del growers
             self._on_news(step)
         if search.has_ended:
@@ -376,6 +377,7 @@ class PeriodicSearch:
             if not self._may_work() or not self._walk.go_on():
                 return None
             return self._end_walk(self._walk, step)
+        # Memory has risen only if all of the newest levels are higher, and fallen only if all are lower.
         low, high = min(self._newest), max(self._newest)
         if self._settles_at is not None:
             if step >= self._settles_at:
@@ -410,6 +412,7 @@ class PeriodicSearch:
         known = {candidate.path for candidate in self._candidates} | self._dropped
         for grown in walk.grown[:_MAX_CANDIDATES]:
             if grown.path not in known and len(self._candidates) < _MAX_CANDIDATES:
+                # The first walk recorded `before` at the level of `_base`.
                 first = self._base._replace(length=grown.before)
                 # The walk can have taken many steps: length, level and step are of one moment.
                 chain = follow(grown.path)
@@ -426,6 +429,7 @@ class PeriodicSearch:
             self.rises.append((begun, before + size))
             self._gradual.add(begun)
             for candidate in self._candidates:
+                # `_still_grows` adds a later reading of the same rise.
                 candidate.readings.pop()
         else:
             self.rises.append((step, size))

@@ -143,6 +143,7 @@ def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:
     for frame in _running_frames():
         variables = program if is_program(frame.f_code.co_filename) else others
         for name, value in local_variables(frame).items():
+            # The outermost frames come last: a caller's variable replaces those of called functions.
             variables[id(value)] = Variable(name, frame.f_code)
     return {**others, **program}
 
@@ -235,6 +236,7 @@ class KindTable(Generic[_Kind]):
             yield value, kinds[number]
 
     def _add(self, number: int, kind: type) -> None:
+        # The type is kept, so that no other type gets its identity.
         self._seen[number] = kind
         mapped = self._kind_of(kind)
         if mapped is not None:

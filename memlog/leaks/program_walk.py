@@ -125,6 +125,7 @@ class ProgramWalk:
     def go_on(self) -> bool:
         """Do the next slice of the walk. Return True if the walk has ended."""
         self._began = time.thread_time()
+        # `self` is returned only at the end: between slices, the generator yields `None`.
         return next(self._slices, self) is self
 
     def _walk(self) -> Iterator[None]:
@@ -200,6 +201,7 @@ class ProgramWalk:
         elif length > (before := self.lengths[known]) and not _is_left_out(one, above):
             path = path_to(start, _objects((one, above)))
             if path is not None:
+                # A container that is known only by its slot is another object than before.
                 self.grown.append(Grown(path, before, length, known is not keys[0] or is_buffer))
         return not is_buffer
 
@@ -215,7 +217,9 @@ class ProgramWalk:
         if base is not None or is_kind(one, tuple):
             return _ends(one, base or tuple)
         if type(one) is FunctionType:
+            # `cell_contents` raises a `ValueError` for an empty cell.
             cells = [value for cell in one.__closure__ or () for value in gc.get_referents(cell)]
+            # Such as its attributes and keyword defaults. Globals are visited as those of a module.
             own = [referent for referent in gc.get_referents(one) if type(referent) is dict]
             own = [
                 referent

@@ -215,8 +215,10 @@ class UnownedGradients:
     def _end_watch(self, step: int) -> None:
         self.watching = False
         self._remove_mode()
+        # The first group of watched iterations sets it.
         is_second = self._per_step > 0
         before = self._gradients
+        # Any number of changes counts, because this is how the usual number is measured.
         self._gradients = _still(before, float("inf"))
         if not self._matters():
             self._gradients = {}
@@ -286,6 +288,7 @@ def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
         }
         gradients = [gradient for parameter in parameters if (gradient := _gradient_of(parameter))]
         size = sum(gradient.size for gradient in gradients)
+        # An optimizer that was not reached can have the parameters.
         if budget.spent:
             return {}, size
     return {
@@ -338,6 +341,7 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
         before = None if now is None else gradients.get(now.storage)
         if now is None or before is None or before.parameter != now.parameter:
             continue
+        # Without a change, no backward pass has added to the gradient.
         if 0 < now.version - before.version <= most:
             same[now.storage] = now
     return same

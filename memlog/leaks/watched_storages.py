@@ -181,6 +181,7 @@ class StorageWatch:
         self.first_node = internals.next_sequence_number()
         COMPILE_WARNING_FILTER.add(self)
         self._handles.append(register_module_forward_pre_hook(self._module_begins))
+        # `always_call`: also if `forward` raises, so that the stack of modules stays right.
         self._handles.append(register_module_forward_hook(self._module_ends, always_call=True))
         self._stack.begin()
         self._mode.begin()
@@ -218,6 +219,7 @@ class StorageWatch:
                 self._handles.pop().remove()
             COMPILE_WARNING_FILTER.remove(self)
             self._stack.close()
+            # Modes are in a stack. A mode below another one can only be removed later.
             remove_when_possible(self)
 
     def leave(self) -> bool:
@@ -247,6 +249,7 @@ class StorageWatch:
         state = self._stack.thread_state(join=True)
         if state is not None:
             self._watch(args, "", state)
+            # Other operations return views of arguments, or the arguments themselves.
             if kind & (NEW | RESIZED):
                 self._watch(out, internals.operation_name(func), state)
         self._count(time.thread_time() - began)
@@ -281,6 +284,7 @@ class StorageWatch:
         watched if it existed before the watch.
         """
         known = self._storages.get(storage._cdata)
+        # After a storage is freed, another one can get its identity.
         if known is not None and known.reference() is storage:
             return True
         if as_argument:
