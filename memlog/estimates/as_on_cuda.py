@@ -103,13 +103,14 @@ class _Gru(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gates, state_gates, state, _kept, *biases = ctx.saved_tensors
-        found = torch.empty_like(gates), torch.empty_like(state_gates)
+        of_gates = torch.empty_like(gates), torch.empty_like(state_gates)
         of_state = torch.empty_like(state)
         of_biases = (
-            None if bias is None else each.sum(0) for each, bias in zip(found, biases, strict=True)
+            None if bias is None else of_gate.sum(0)
+            for of_gate, bias in zip(of_gates, biases, strict=True)
         )
         del gradient
-        return (*found, of_state, *of_biases)
+        return (*of_gates, of_state, *of_biases)
 
 
 class _Lstm(torch.autograd.Function):
@@ -125,10 +126,11 @@ class _Lstm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, of_new_cell: Tensor) -> tuple[Tensor | None, ...]:
         gates, _state_gates, cell, _new_cell, _kept, *biases = ctx.saved_tensors
-        found, of_cell = torch.empty_like(gates), torch.empty_like(cell)
-        of_bias = None if biases[0] is None else found.sum(0)
+        of_gates, of_cell = torch.empty_like(gates), torch.empty_like(cell)
+        of_bias = None if biases[0] is None else of_gates.sum(0)
         del gradient, of_new_cell
-        return found, found, of_cell, of_bias, of_bias
+        # The two products are added, as are the two biases, so both have the same gradient.
+        return of_gates, of_gates, of_cell, of_bias, of_bias
 
 
 _aten: Final = torch.ops.aten
@@ -155,7 +157,7 @@ class _Renorm(torch.autograd.Function):
         """Return the gradient with as many temporary tensors as ``renorm_backward``."""
         (values,) = ctx.saved_tensors
         p, dim, most = ctx.arguments
-        dims = [each for each in range(values.ndim) if each != dim % values.ndim]
+        dims = [axis for axis in range(values.ndim) if axis != dim % values.ndim]
         dtype = torch.float32 if values.dtype in _HALF else values.dtype
         norm = torch.linalg.vector_norm(values, p, dims, keepdim=True, dtype=dtype)
         product = (values * gradient).sum(dims, keepdim=True, dtype=dtype)
@@ -187,6 +189,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor | None, shape: list[int]) -> Tensor:
         rows = values.shape[: values.ndim - len(shape)]
+        # The kernel accumulates 16-bit values in float32.
         dtype = torch.float32 if values.dtype in _HALF else values.dtype
         out = torch.empty_like(values, memory_format=torch.contiguous_format)
         scale = values.new_empty((*rows, *([1] * len(shape))), dtype=dtype)
@@ -198,8 +201,10 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         values, weight, scale = ctx.saved_tensors
         needed = list(ctx.needs_input_grad[:2])
-        found = _aten._fused_rms_norm_backward(gradient, values, ctx.shape, scale, weight, needed)
-        return found[0], found[1], None
+        gradients = _aten._fused_rms_norm_backward(
+            gradient, values, ctx.shape, scale, weight, needed
+        )
+        return gradients[0], gradients[1], None
 
 
 _MAXIMUM: Final = 2
@@ -227,13 +232,13 @@ def _of_bags(args: Any, out: Any) -> tuple[Tensor, ...]:
 def _without_random_state(_: Any, out: Any) -> tuple[Tensor, ...]:
     """Return the results without the generator's seed and offset, which lie on the host."""
     values, sums, *state = out
-    return (values, sums, *(one.new_empty(0) for one in state))
+    return (values, sums, *(tensor.new_empty(0) for tensor in state))
 
 
 def _with_wide_statistics(args: Any, out: Any) -> tuple[Tensor, ...]:
     """Return the results of a layer norm, whose means and deviations have the type of accumulation."""
     dtype = torch.float32 if args[0].dtype in _HALF else args[0].dtype
-    return (out[0], *(one.new_empty(one.shape, dtype=dtype) for one in out[1:]))
+    return (out[0], *(statistic.new_empty(statistic.shape, dtype=dtype) for statistic in out[1:]))
 
 
 def _without_buffer(_: Any, out: Any) -> tuple[Tensor, Tensor]:
@@ -314,6 +319,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
         with (
             patch.object(torch.autocast, "__init__", _autocast_on_cpu(torch.autocast.__init__)),
             foreach_for(FakeTensor),
+            # The fake tensors lie on the CPU, and torch chooses `foreach` only for the devices in this list.
             patch.object(torch_optimizer, _FOREACH_DEVICES, lambda: ["cpu", "cuda"]),
             computed_from_shapes(gpu),
             layers.of_cudnn(),
@@ -380,6 +386,7 @@ def _softmax(name: str) -> Callable[..., Tensor]:
 def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
     def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
+            # CUDA's default type is float16, the CPU's is bfloat16.
             device_type, dtype = "cpu", dtype or torch.float16
         init(self, device_type, dtype, *args, **kwargs)
 
@@ -458,6 +465,7 @@ def _converting(name: str, convert: Callable[[Any], Any]) -> Callable[..., Any]:
     operation = _operation(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        # With autocast, torch would dispatch this call to this kernel again.
         with without_autocast_on_cpu():
             return operation(*convert(args), **convert(kwargs))
 
@@ -488,16 +496,20 @@ def _float32_result(name: str) -> Callable[..., Any]:
 
 
 def _widened(values: Any) -> Any:
-    return tree_map_only(Tensor, lambda one: one.float() if one.dtype in _HALF else one, values)
+    return tree_map_only(
+        Tensor, lambda tensor: tensor.float() if tensor.dtype in _HALF else tensor, values
+    )
 
 
 def _narrowed(values: Any) -> Any:
     dtype = torch.get_autocast_dtype("cpu")
-    return tree_map_only(Tensor, lambda one: one.to(dtype) if _is_convertible(one) else one, values)
+    return tree_map_only(
+        Tensor, lambda tensor: tensor.to(dtype) if _is_convertible(tensor) else tensor, values
+    )
 
 
 def _as_the_widest(values: Any) -> Any:
-    types = {one.dtype for one in tree_leaves(values) if isinstance(one, Tensor)}
+    types = {tensor.dtype for tensor in tree_leaves(values) if isinstance(tensor, Tensor)}
     wide = torch.float32 in types
     return _widened(values) if wide else values
 

@@ -99,6 +99,7 @@ class _Pool:
         A block that can grow counts with the size to which it can grow, so that the end of an expandable
         segment is used last.
         """
+        # No address is below 0, so this finds the first block of at least this size.
         at = bisect_left(self._free, (size, 0))
         if at == len(self._free):
             return None
@@ -162,6 +163,8 @@ class CachingAllocator:
 
     def _pools_of(self, stream: int) -> tuple[_Pool, _Pool]:
         if stream not in self._pools:
+            # torch splits a block of the large pool only if more than `SMALL_BLOCK` bytes remain, except in
+            # expandable segments.
             smallest_rest = ROUNDING if self._expandable else SMALL_BLOCK + 1
             large = _Pool(_LARGE_SEGMENT, smallest_rest)
             self._pools[stream] = _Pool(_SMALL_SEGMENT, ROUNDING), large
@@ -179,6 +182,7 @@ class CachingAllocator:
         grow = self._grow if self._expandable else self._new_segment
         if self._is_allowed(segment) and (block := grow(pool, size, segment)) is not None:
             return block
+        # As torch: it gives back unused segments only if the first attempt fails, and tries once more.
         self._release()
         if self._is_allowed(segment) and (block := grow(pool, size, segment)) is not None:
             return block
@@ -253,6 +257,7 @@ class CachingAllocator:
     def _release(self) -> None:
         """Give back unused segments. Of an expandable segment, give back the pages that are wholly free."""
         for pool in (pool for small, large in self._pools.values() for pool in (large, small)):
+            # `free_blocks` returns a copy, because the loop removes blocks from the pool.
             for block in pool.free_blocks():
                 if self._expandable:
                     self._unmap(block)
@@ -262,6 +267,7 @@ class CachingAllocator:
 
     def _unmap(self, block: _Block) -> None:
         pool = block.pool
+        # The block can begin inside a page whose first bytes are in use. This page stays mapped.
         skipped = -block.address % pool.segment
         size = (block.size - skipped) // pool.segment * pool.segment
         if size <= 0:
@@ -275,10 +281,9 @@ class CachingAllocator:
         block.mapped = False
         self.reserved -= size
         block = _joined(block)
+        # Without neighbours, the whole segment is free, and its address space is given back.
         if block.before is not None or block.after is not None:
-            pool.add(
-                block
-            )  # otherwise the whole segment is free, and its address space is given back
+            pool.add(block)
 
 
 def _segment_size(pool: _Pool, size: int) -> int:
@@ -304,10 +309,10 @@ def _joined(block: _Block) -> _Block:
 def _free_space(block: _Block, enough: int) -> int:
     """Return the bytes of a block and of the blocks behind it up to the first one in use, or ``enough``."""
     space = 0
-    for one in _from(block):
-        if space >= enough or not one.free:
+    for part in _from(block):
+        if space >= enough or not part.free:
             break
-        space += one.size
+        space += part.size
     return space
 
 

@@ -66,13 +66,15 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 def _strides(tensor: Tensor, shape: Sequence[int]) -> list[int]:
     """Return strides for the lengths in ``shape``. The dimensions keep the tensor's order in memory."""
     strides = tensor.stride()
-    found = []
+    new_strides = []
     for stride in strides:
-        inner = [at for at, one in enumerate(strides) if 0 < one < stride]
+        # Dimensions with smaller strides lie inside this one in memory. An expanded dimension has stride 0
+        # and takes no memory of its own.
+        inner = [at for at, other in enumerate(strides) if 0 < other < stride]
         # A slice of no values, such as `x[:, :0]`, has the strides of `x`.
         before = prod(tensor.shape[at] for at in inner) or 1
-        found.append(stride * prod(shape[at] for at in inner) // before)
-    return found
+        new_strides.append(stride * prod(shape[at] for at in inner) // before)
+    return new_strides
 
 
 _WHOLE: Final = MIB
@@ -131,9 +133,9 @@ def _workspace(func: Any, args: Any, kwargs: Any, out: Any) -> Workspace | None:
         return Workspace(0, 0)
     # A measurement would change the state of the program's own generator. And it uses dense tensors of zeros,
     # but a sparse tensor stores only some values.
-    if any(isinstance(each, torch.Generator) or is_sparse(each) for each in kwargs.values()) or any(
-        is_sparse(each) for each in args
-    ):
+    if any(
+        isinstance(value, torch.Generator) or is_sparse(value) for value in kwargs.values()
+    ) or any(is_sparse(arg) for arg in args):
         return None
     call = _Call(func, args, kwargs, out)
     large = call.size(()) > _WHOLE
@@ -181,11 +183,11 @@ class _Call:
         # Compiled code gives an operation its result (``out=``).
         named = (*self.args.items(), *kwargs.items())
         self.given = _tensors(pair for pair in named if pair[0] != "out")
-        self.all = [each for _, each in (*self.given, *_tensors([("", out)]))]
+        self.all = [tensor for _, tensor in (*self.given, *_tensors([("", out)]))]
 
     def size(self, cuts: _Cuts) -> int:
         """Return the bytes of arguments and results with some dimensions cut."""
-        return sum(bytes_of(each, _shape(each, cuts)) for each in self.all)
+        return sum(bytes_of(tensor, _shape(tensor, cuts)) for tensor in self.all)
 
     def measured(self, cuts: _Cuts) -> list[int] | None:
         """Run the operation on real tensors with some dimensions cut.
@@ -198,7 +200,7 @@ class _Call:
             args = {name: dimension.numbers(name, value, few) for name, value in args.items()}
         given = tree_map_only(
             Tensor,
-            lambda each: real_tensor(each, _shape(each, cuts)),
+            lambda tensor: real_tensor(tensor, _shape(tensor, cuts)),
             (list(args.values()), self.kwargs),
         )
         try:
@@ -209,10 +211,10 @@ class _Call:
 
 def _tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
     return [
-        (name, each)
+        (name, tensor)
         for name, value in named
-        for each in tree_leaves(value)
-        if isinstance(each, Tensor) and each.layout is torch.strided
+        for tensor in tree_leaves(value)
+        if isinstance(tensor, Tensor) and tensor.layout is torch.strided
     ]
 
 
@@ -238,33 +240,38 @@ def _allocations(
     if size <= most or not dimensions:
         return call.measured(cuts) if size <= MAX_REAL_BYTES else None
     first, *others = dimensions
+    # The dimension is too short for measurements at two lengths.
     if first.length <= 2 * first.fewest:
         return _allocations(call, others, MAX_REAL_BYTES // 2, cuts)
     least = call.size((*cuts, (first, first.fewest)))
+    # The size grows linearly with the length. With length `many`, the tensors have about `most` bytes.
     many = first.fewest + (most - least) * (first.length - first.fewest) // max(1, size - least)
     many = max(2 * first.fewest, many - many % (2 * first.fewest))
     points = (many // 2, many)
-    found = [
+    measured = [
         sizes
         for few in points
         if (sizes := _allocations(call, others, MAX_REAL_BYTES // 2, (*cuts, (first, few))))
         is not None
     ]
-    if len(found) < len(points):
+    if len(measured) < len(points):
         # The operation failed, because its tensors do not share this dimension.
         return _allocations(call, others, MAX_REAL_BYTES // 2, cuts)
-    return op_workspace.extrapolated(found, points, first.length)
+    return op_workspace.extrapolated(measured, points, first.length)
 
 
 def _dimensions(call: _Call) -> list[_Dimension]:
     """Return the dimensions to cut: first the batch, then others for tensors that are still too large."""
     batch = _batch(call)
-    found = [] if batch is None else [batch]
+    samples = [] if batch is None else [batch]
     if call.name in _CONVOLUTIONS:
-        return [*found, *_of_convolution(call)]
+        return [*samples, *_of_convolution(call)]
     if call.name in _BATCHED_PRODUCTS:
-        return [*found, *_of_matrices(call)]
-    return [*found, *_longest(call, tuple((one, one.fewest) for one in found))]
+        return [*samples, *_of_matrices(call)]
+    return [
+        *samples,
+        *_longest(call, tuple((dimension, dimension.fewest) for dimension in samples)),
+    ]
 
 
 def _batch(call: _Call) -> _Dimension | None:
@@ -275,15 +282,17 @@ def _batch(call: _Call) -> _Dimension | None:
     first tensor of these operations may have no samples, because torch broadcasts tensors.
     """
     if torch.Tag.pointwise in call.func.tags or call.name in _BATCHED_PRODUCTS:
-        tensors = [each for _, each in call.given]
+        tensors = [tensor for _, tensor in call.given]
         longest = max((tensor.ndim, tensor.shape[:1]) for tensor in tensors)
         samples = [tensor for tensor in tensors if (tensor.ndim, tensor.shape[:1]) == longest]
     else:
-        shape = next((each.shape for name, each in call.given if name not in _PARAMETERS), None)
+        shape = next((tensor.shape for name, tensor in call.given if name not in _PARAMETERS), None)
         # A loss may have a weight for each value. This weight has samples, and has the first tensor's shape.
         # The weight of a layer usually has another shape than the layer's input.
         samples = [
-            each for name, each in call.given if name not in _PARAMETERS or each.shape == shape
+            tensor
+            for name, tensor in call.given
+            if name not in _PARAMETERS or tensor.shape == shape
         ]
     if not samples or not samples[0].ndim:
         return None
@@ -300,7 +309,7 @@ def _batch(call: _Call) -> _Dimension | None:
     return _Dimension(
         length,
         _FEW_POINTS if _of_points(call) and length >= _FEW_POINTS else _FEW,
-        {id(each): (0, 1) for each in (*samples, *results) if each.shape[:1] == (length,)},
+        {id(tensor): (0, 1) for tensor in (*samples, *results) if tensor.shape[:1] == (length,)},
         number,
     )
 
@@ -315,21 +324,23 @@ def _of_convolution(call: _Call) -> list[_Dimension]:
     weight, transposed = args["weight"], bool(args["transposed"])
     forward = call.name == "convolution"
     inputs = [args["input"]] if forward else [args["input"], call.out[0]]
-    inputs = [each for each in inputs if each is not None]
+    inputs = [tensor for tensor in inputs if tensor is not None]
     outputs = [call.out if forward else args["grad_output"]]
     short, long = (inputs, outputs) if transposed else (outputs, inputs)
-    found = []
+    dimensions = []
     for at, length in enumerate(short[0].shape[2:]):
         around = args["dilation"][at] * (weight.shape[at + 2] - 1)
-        places: dict[int, tuple[int, int]] = {id(each): (at + 2, 1) for each in short}
-        places |= {id(each): (at + 2, args["stride"][at]) for each in long}
-        found.append(_Dimension(length, _FEW_ROWS + around, places))
+        places: dict[int, tuple[int, int]] = {id(tensor): (at + 2, 1) for tensor in short}
+        # One pixel of the shorter side corresponds to `stride` pixels of the longer side.
+        places |= {id(tensor): (at + 2, args["stride"][at]) for tensor in long}
+        dimensions.append(_Dimension(length, _FEW_ROWS + around, places))
     if args["groups"] == 1:
         weights = [weight] if forward or call.out[1] is None else [weight, call.out[1]]
-        places = {id(each): (1, 1) for each in inputs}
-        places |= {id(each): (0 if transposed else 1, 1) for each in weights}
-        found.append(_Dimension(inputs[0].shape[1], _FEW_VALUES, places))
-    return found
+        places = {id(tensor): (1, 1) for tensor in inputs}
+        # A transposed convolution's weight has the input's channels in its first dimension.
+        places |= {id(tensor): (0 if transposed else 1, 1) for tensor in weights}
+        dimensions.append(_Dimension(inputs[0].shape[1], _FEW_VALUES, places))
+    return dimensions
 
 
 def _of_matrices(call: _Call) -> list[_Dimension]:
@@ -342,9 +353,10 @@ def _of_matrices(call: _Call) -> list[_Dimension]:
     outer, inner = _fewest_sides(first)
     rows, columns = (
         {
-            id(each): (at + each.ndim, 1)
-            for each in (*added, product)
-            if each.ndim >= -at and each.shape[at] == product.shape[at]
+            id(tensor): (at + tensor.ndim, 1)
+            for tensor in (*added, product)
+            # `baddbmm` broadcasts the added tensor. Its lengths of 1 are not cut.
+            if tensor.ndim >= -at and tensor.shape[at] == product.shape[at]
         }
         for at in (-2, -1)
     )
@@ -364,22 +376,24 @@ def _longest(call: _Call, cuts: _Cuts) -> list[_Dimension]:
     * Tensors with another number of dimensions are cut in their first dimension of the same length.
     * Integer arguments are cut if they are multiples of the length.
     """
-    largest = max(call.all, key=lambda each: bytes_of(each, _shape(each, cuts)))
-    batch = {id(each) for dimension, _ in cuts for each in call.all if id(each) in dimension.places}
-    found = []
+    largest = max(call.all, key=lambda tensor: bytes_of(tensor, _shape(tensor, cuts)))
+    batch = {
+        id(tensor) for dimension, _ in cuts for tensor in call.all if id(tensor) in dimension.places
+    }
+    dimensions = []
     for at, length in enumerate(largest.shape):
         if at == 0 and id(largest) in batch:
             continue
         places = {}
-        for each in call.all:
-            outer = 1 if id(each) in batch else 0
-            if each.ndim == largest.ndim:
-                if at >= outer and _same(at, each.shape[at], length):
-                    places[id(each)] = at, Fraction(each.shape[at], length)
-            elif length in each.shape[outer:]:
-                places[id(each)] = each.shape.index(length, outer), Fraction(1)
-        found.append(_Dimension(length, _FEW_VALUES, places, partial(_multiples, length)))
-    return sorted(found, key=lambda one: -one.length)
+        for tensor in call.all:
+            outer = 1 if id(tensor) in batch else 0
+            if tensor.ndim == largest.ndim:
+                if at >= outer and _same(at, tensor.shape[at], length):
+                    places[id(tensor)] = at, Fraction(tensor.shape[at], length)
+            elif length in tensor.shape[outer:]:
+                places[id(tensor)] = tensor.shape.index(length, outer), Fraction(1)
+        dimensions.append(_Dimension(length, _FEW_VALUES, places, partial(_multiples, length)))
+    return sorted(dimensions, key=lambda dimension: -dimension.length)
 
 
 def _same(at: int, one: int, other: int) -> bool:
@@ -411,7 +425,7 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
             return torch.zeros(columns, rows, dtype=matrix.dtype).t()
         return torch.zeros(rows, columns, dtype=matrix.dtype)
 
-    bias = [torch.zeros(1, dtype=each.dtype) for each in args[:-2]]
+    bias = [torch.zeros(1, dtype=tensor.dtype) for tensor in args[:-2]]
     if "out" in kwargs:  # compiled code gives the result's buffer
         kwargs = {
             **kwargs,
@@ -425,7 +439,9 @@ def _of_product(func: Any, args: Any, kwargs: Any) -> Workspace | None:
     if sizes is None:
         return None
     blocks = op_workspace.workspace_of(sizes)
-    copies = sum(each.numel() * each.itemsize for each in (first, second) if not _for_blas(each))
+    copies = sum(
+        tensor.numel() * tensor.itemsize for tensor in (first, second) if not _for_blas(tensor)
+    )
     return Workspace(blocks.peak - blocks.kept + copies, 0)
 
 
@@ -483,8 +499,8 @@ class _Measured(NamedTuple):
 def kept(args: Any, _out: Any) -> int:
     """Return the bytes of the forward operation's last result; 0 if they can't be measured."""
     with without_modes():
-        found = _extrapolated(args, None, ())
-    return 0 if found is None else found.kept[0]
+        measured = _extrapolated(args, None, ())
+    return 0 if measured is None else measured.kept[0]
 
 
 def lstm_workspace(func: Any, args: Any) -> Workspace | None:
@@ -493,10 +509,10 @@ def lstm_workspace(func: Any, args: Any) -> Workspace | None:
     forward = args if backward is None else [*args[:_TENSORS], *(args[at] for at in _OF_FORWARD)]
     trains = torch.is_grad_enabled() or backward is not None
     with without_modes(), torch.set_grad_enabled(trains):
-        found = _extrapolated(forward, backward, ())
-    if found is None:
+        measured = _extrapolated(forward, backward, ())
+    if measured is None:
         return None
-    return op_workspace.workspace_of(found.backward if backward else found.forward)
+    return op_workspace.workspace_of(measured.backward if backward else measured.forward)
 
 
 def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Measured | None:
@@ -515,12 +531,15 @@ def _extrapolated(forward: Any, backward: Any, chosen: tuple[int, ...]) -> _Meas
     points = _points(forward, at)
     if lengths[at] <= points[-1]:
         return _extrapolated(forward, backward, (*chosen, lengths[at]))
-    measured = [_extrapolated(forward, backward, (*chosen, each)) for each in points]
-    found = [each for each in measured if each is not None]
-    if len(found) < len(points):
+    measured = [_extrapolated(forward, backward, (*chosen, length)) for length in points]
+    complete = [measurement for measurement in measured if measurement is not None]
+    if len(complete) < len(points):
         return None
     return _Measured(
-        *(op_workspace.extrapolated(each, points, lengths[at]) for each in zip(*found, strict=True))
+        *(
+            op_workspace.extrapolated(sizes, points, lengths[at])
+            for sizes in zip(*complete, strict=True)
+        )
     )
 
 
@@ -532,7 +551,7 @@ def _points(forward: Any, at: int) -> tuple[int, ...]:
     inputs, weights = forward[0], forward[1:3]
     length = (*inputs.shape, forward[_HIDDEN])[at]
     states = _STEPS[-1] * inputs.shape[1] * forward[_HIDDEN] * inputs.itemsize
-    if max(states, *(each.nbytes for each in weights)) <= _LARGE:
+    if max(states, *(weight.nbytes for weight in weights)) <= _LARGE:
         return (length,) if at else _STEPS
     if at < len(inputs.shape) - 1:
         return (_LARGE_STEPS, _LARGE_BATCH)[at]
@@ -543,7 +562,7 @@ def _points(forward: Any, at: int) -> tuple[int, ...]:
         points = _WIDE if wide > 0 else _NARROW
     else:
         points = _SQUARE if wide > 0 else _TALL
-    return tuple(each + (length % _ROW and _BLOCK + length % _BLOCK) for each in points)
+    return tuple(point + (length % _ROW and _BLOCK + length % _BLOCK) for point in points)
 
 
 def _measured(
@@ -567,8 +586,10 @@ def _measured(
     if backward is None:
         return _Measured(sizes, [], [kept_bytes])
     gradients = [
-        one if one is None else real_tensor(one, shape)
-        for one, shape in zip(backward[_GRADIENTS], ((steps, *state), state, state), strict=True)
+        gradient if gradient is None else real_tensor(gradient, shape)
+        for gradient, shape in zip(
+            backward[_GRADIENTS], ((steps, *state), state, state), strict=True
+        )
     ]
     others = [hidden if at == _HIDDEN_BACKWARD else backward[at] for at in _NUMBERS]
     given = (*tensors, *results[:-1], *gradients, *others, results[-1])

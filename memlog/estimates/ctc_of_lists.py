@@ -58,7 +58,7 @@ def workspace(func: Any, args: Any, out: Any) -> Workspace | None:
     The derivative takes as many bytes again as the probabilities that it gets (ATen's LossCTC.cpp).
     """
     if func is _aten._ctc_loss.default:
-        kept = sum(each.nbytes for each in out)
+        kept = sum(result.nbytes for result in out)
         return Workspace(kept, kept)
     if func is _aten._ctc_loss_backward.default:
         return Workspace(out.nbytes + args[_LOG_ALPHA].nbytes, out.nbytes)

@@ -55,6 +55,7 @@ class Cublas:
     def take(self, func: Any) -> tuple[Tensor, ...]:
         if internals.operation_name(func).rstrip("_") not in _PRODUCTS or not self._size:
             return ()
+        # Autograd's thread has a handle of its own.
         backward = internals.backward_task() != internals.NO_TASK
         if backward in self._of_threads or self._places.is_elsewhere(self._places.of_operation()):
             return ()
@@ -193,7 +194,7 @@ class Replay:
         """Return sentences about memory of NVIDIA's libraries. ``unseen``: Sentences of the trace."""
         if self._recurrent:
             yield RECURRENT
-        if any("convolution" in each or "cudnn" in each for each in unseen):
+        if any("convolution" in sentence or "cudnn" in sentence for sentence in unseen):
             yield CUDNN
         available = torch.distributed.is_available()
         if ranks is not None or (available and torch.distributed.is_initialized()):
@@ -274,11 +275,11 @@ def _set_up(before: dict[int, int], training: TracedTraining) -> Iterator[_Chang
     """Return the allocations before the first step: those of the model, then all others."""
     rest = dict(before)
     for number, group in enumerate(training.set_up):
-        found = [(key, size) for key in group if (size := rest.pop(key, 0))]
-        yield from found
-        if len(found) > 1:  # weights of a recurrent layer
-            yield _BUFFERS - number, sum(size for _key, size in found)
-            yield from ((key, 0) for key, _size in found)
+        storages = [(key, size) for key in group if (size := rest.pop(key, 0))]
+        yield from storages
+        if len(storages) > 1:  # weights of a recurrent layer
+            yield _BUFFERS - number, sum(size for _key, size in storages)
+            yield from ((key, 0) for key, _size in storages)
     yield from rest.items()
 
 
@@ -317,14 +318,15 @@ def moved_together(model: nn.Module | None) -> Iterator[Sequence[Tensor]]:
     """
     if model is None:
         return
+    # `Module._apply` moves the children first.
     for child in model.children():
         yield from moved_together(child)
-    own = [each for each in model._parameters.values() if each is not None]
+    own = [parameter for parameter in model._parameters.values() if parameter is not None]
     if isinstance(model, nn.RNNBase):
         yield own
     else:
-        yield from ([each] for each in own)
-    yield from ([each] for each in model._buffers.values() if each is not None)
+        yield from ([parameter] for parameter in own)
+    yield from ([buffer] for buffer in model._buffers.values() if buffer is not None)
 
 
 def host_tensors(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
@@ -335,5 +337,7 @@ def host_tensors(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
                 continue
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter) or {}
-                found = (state.get(name) for name in _ON_HOST)
-                yield from (each for each in found if isinstance(each, Tensor) and not each.ndim)
+                values = (state.get(name) for name in _ON_HOST)
+                yield from (
+                    value for value in values if isinstance(value, Tensor) and not value.ndim
+                )

@@ -85,11 +85,13 @@ class Estimate:
         self.peak_by_rank: dict[int, int] = {}
         self.batch = question.size
         self.length = question.length
-        found, to_save = question.trace(mode)
-        self.on_host = found.on_host if isinstance(found, TracedTraining) else 0
-        self._replay = Replay(found) if isinstance(found, TracedTraining) else None
+        traced, to_save = question.trace(mode)
+        self.on_host = traced.on_host if isinstance(traced, TracedTraining) else 0
+        self._replay = Replay(traced) if isinstance(traced, TracedTraining) else None
         self.recording: RecordedTrace = (
-            max(found.later, found.first, key=_peak) if isinstance(found, TracedTraining) else found
+            max(traced.later, traced.first, key=_peak)
+            if isinstance(traced, TracedTraining)
+            else traced
         )
         result = self.recording.result
         self.peak: int = result.peak or 0
@@ -125,13 +127,13 @@ class Estimate:
         Most estimates have none. If there are any, the step may need more than the peak and the margin.
         """
         result = self.recording.result
-        found = [each for each in result.unseen if each not in ALWAYS]
+        sentences = [sentence for sentence in result.unseen if sentence not in ALWAYS]
         if result.exactness == "exact":
-            found = []
+            sentences = []
         besides = (
-            () if self._replay is None else self._replay.uncounted(found, self._question.ranks)
+            () if self._replay is None else self._replay.uncounted(sentences, self._question.ranks)
         )
-        return (*found, *besides, *self._left_out())
+        return (*sentences, *besides, *self._left_out())
 
     def _left_out(self) -> Iterator[str]:
         """Return sentences about parts of a training step that the step does not run.
@@ -266,11 +268,11 @@ class Estimate:
         The time that a change adds is unknown, because nothing was computed. There is no advice for one of
         several ranks: its buffers for communication would change, too.
         """
-        found = advise(self.recording)
+        advice = advise(self.recording)
         if self.ranks is not None and self.ranks > 1:
-            return msgspec.structs.replace(found, hints=())
-        hints = tuple(msgspec.structs.replace(hint, time=None) for hint in found.hints)
-        return msgspec.structs.replace(found, hints=hints)
+            return msgspec.structs.replace(advice, hints=())
+        hints = tuple(msgspec.structs.replace(hint, time=None) for hint in advice.hints)
+        return msgspec.structs.replace(advice, hints=hints)
 
     def export_flame_graph(self, output_path: str | PathLike[str]) -> Path:
         """Write a flame graph of the bytes at the peak for https://www.speedscope.app."""
@@ -285,13 +287,18 @@ class Estimate:
             rows.append(("tensors on the host, not in the peak", format_bytes(self.on_host)))
         if self.reserved is not None:
             rows.append(("reserved by the allocator", format_bytes(self.reserved)))
-        for each in self.besides:
-            rows.append((each.what, f"{format_bytes(each.low)} to {format_bytes(each.high)}"))
+        for size_range in self.besides:
+            rows.append(
+                (
+                    size_range.what,
+                    f"{format_bytes(size_range.low)} to {format_bytes(size_range.high)}",
+                )
+            )
         needed = f"needed, with a margin of {MARGIN * 100:.0f} %"
         rows.append((needed, format_bytes(self.needed) + _but(self.without)))
         width = max(len(name) for name, _size in rows)
         lines = [f"{name:<{width}}  {size}" for name, size in rows]
-        return "\n".join([*lines, *(f"Warning: {each}" for each in self.uncounted)])
+        return "\n".join([*lines, *(f"Warning: {sentence}" for sentence in self.uncounted)])
 
     def __repr__(self) -> str:
         of = "" if self.batch is None else f", batch {self.batch}"
@@ -316,7 +323,7 @@ def _peak(trace: RecordedTrace) -> int:
 
 
 def _most(ranges: Iterable[SizeRange]) -> int:
-    return sum(each.high for each in ranges)
+    return sum(size_range.high for size_range in ranges)
 
 
 def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int) -> int:
@@ -332,6 +339,8 @@ def _next_size(needed: dict[int, int], limit: int, fitting: int, too_large: int)
     elif too_large:
         guess = (fitting + too_large) // 2
     else:
+        # If two sizes need the same memory, both are too small to make a difference. The next one is much
+        # larger.
         guess = max(needed) * (2 if len(needed) == 1 else 16)
     highest = too_large - 1 if too_large else max(guess, fitting + 1)
     return min(max(guess, fitting + 1), highest)
@@ -459,7 +468,7 @@ def estimate_made_by(
     from memlog.estimates.ranks import found_by_rank  # noqa: PLC0415 - it loads torch.distributed
 
     by_rank = found_by_rank(of_rank)
-    most = max(by_rank.values(), key=lambda each: each.needed)
+    most = max(by_rank.values(), key=lambda stage: stage.needed)
     if len(by_rank) > 1:
-        most.peak_by_rank = {rank: each.peak for rank, each in by_rank.items()}
+        most.peak_by_rank = {rank: stage.peak for rank, stage in by_rank.items()}
     return most

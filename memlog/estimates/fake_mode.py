@@ -234,6 +234,7 @@ class FakeMode(FakeTensorMode):
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
+                # A constant also has values, on which a result can depend.
                 if value.fake_mode is not self or value.constant is not None:
                     return False
                 if value.layout is not torch.strided:
@@ -261,7 +262,7 @@ class FakeMode(FakeTensorMode):
             # In this product (mixtures of experts), torch accepts real tensors of several types, but fake
             # tensors only of type bfloat16.
             with self:
-                halves = (each.bfloat16() for each in args[:2])
+                halves = (matrix.bfloat16() for matrix in args[:2])
                 return func(*halves, *args[2:], **kwargs).to(args[0].dtype)
         # If an operation does not support fake tensors, torch runs it on real tensors of full size.
         self.allow_fallback_kernels = _bytes_in((args, kwargs)) <= MAX_REAL_BYTES
@@ -282,7 +283,10 @@ class FakeMode(FakeTensorMode):
             last.untyped_storage().resize_(size(args, out))
         weight = args[_WEIGHTS[func]] if func in _WEIGHTS else None
         if weight is not None and weight.dtype is not args[0].dtype:
-            kept = (self.empty(one.shape, one.stride(), weight.dtype) for one in out[1:])
+            kept = (
+                self.empty(statistic.shape, statistic.stride(), weight.dtype)
+                for statistic in out[1:]
+            )
             return (out[0], *kept)
         return out
 
@@ -296,8 +300,8 @@ class FakeMode(FakeTensorMode):
         """Return a convolution's results, or those of its derivative, in cuDNN's layout."""
         if isinstance(out, tuple):
             laid = (
-                None if each is None else self._in_layout_of_cudnn(each, values, weight)
-                for each in out[:2]
+                None if gradient is None else self._in_layout_of_cudnn(gradient, values, weight)
+                for gradient in out[:2]
             )
             return (*laid, out[2])
         return self._in_layout(layers.layout_of_results(values, weight), out)
@@ -336,18 +340,18 @@ def _has_bytes(values: Any) -> bool:
 
 def _are_indices(values: Any) -> bool:
     """Return whether an operation's tensors are real integers of 32 bits, and there is one."""
-    tensors = [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+    tensors = [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
     return bool(tensors) and all(
-        one.dtype is torch.int32 and not isinstance(one, FakeTensor) for one in tensors
+        tensor.dtype is torch.int32 and not isinstance(tensor, FakeTensor) for tensor in tensors
     )
 
 
 def _bytes_in(values: Any) -> int:
     """Return the bytes that an operation's arguments need as real tensors. Sparse tensors count as 0."""
     return sum(
-        bytes_of(one)
-        for one in tree_leaves(values)
-        if isinstance(one, Tensor) and one.layout is torch.strided
+        bytes_of(tensor)
+        for tensor in tree_leaves(values)
+        if isinstance(tensor, Tensor) and tensor.layout is torch.strided
     )
 
 
@@ -441,12 +445,12 @@ def learn_repetition(
 
 
 def _fakes(values: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, FakeTensor)]
+    return [tensor for tensor in tree_leaves(values) if isinstance(tensor, FakeTensor)]
 
 
 def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return a key without shapes; an empty key if torch must make the results for each shape."""
-    if not given or not all(_is_row_by_row(one) for one in given):
+    if not given or not all(_is_row_by_row(tensor) for tensor in given):
         return ()
     shape, name = given[0].shape, func.name().partition(".")[0]
     if name in _NORMALISATIONS:
@@ -455,10 +459,10 @@ def _without_shapes(key: tuple[Any, ...], func: Any, given: Sequence[Tensor]) ->
         shapes = {shape}
     else:
         return ()
-    if not all(one.shape in shapes for one in given):
+    if not all(tensor.shape in shapes for tensor in given):
         return ()
     rest = (value for value in key if not isinstance(value, tuple))
-    return (*rest, *(one.ndim for one in given))
+    return (*rest, *(tensor.ndim for tensor in given))
 
 
 def _is_row_by_row(tensor: Tensor) -> bool:
@@ -474,7 +478,7 @@ class _NewTensors:
     sequence: Callable[[Any], Any] | None
 
     def __call__(self, mode: FakeMode, *_: Any) -> Any:
-        made = (one and mode.empty(*one) for one in self.shapes)
+        made = (result and mode.empty(*result) for result in self.shapes)
         return next(made) if self.sequence is None else self.sequence(made)
 
 
@@ -493,17 +497,19 @@ class _LikeArguments(NamedTuple):
             return cls(again)
         if not isinstance(again, _NewTensors):
             return None
-        layouts = [(one.shape, one.stride()) for one in given]
-        if not all(one is None or one[:2] in layouts for one in again.shapes):
+        layouts = [(tensor.shape, tensor.stride()) for tensor in given]
+        if not all(result is None or result[:2] in layouts for result in again.shapes):
             return None
-        return cls(again, [one and layouts.index(one[:2]) for one in again.shapes])
+        return cls(again, [result and layouts.index(result[:2]) for result in again.shapes])
 
     def repetition(self, given: Sequence[Tensor]) -> Repetition:
         if not isinstance(self.again, _NewTensors):
             return self.again
         shapes = [
-            None if at is None or one is None else (given[at].shape, given[at].stride(), one[2])
-            for at, one in zip(self.places, self.again.shapes, strict=True)
+            None
+            if at is None or result is None
+            else (given[at].shape, given[at].stride(), result[2])
+            for at, result in zip(self.places, self.again.shapes, strict=True)
         ]
         return _NewTensors(shapes, self.again.sequence)
 
@@ -517,10 +523,13 @@ def _repetition(mode: FakeMode, given: Sequence[Tensor], args: Any, out: Any) ->
     # A decomposition may return a named tuple, but the operation itself returns a plain one.
     sequence = next((kind for kind in (list, tuple) if isinstance(out, kind)), None)
     made = out if sequence else (out,)
-    taken = {one.untyped_storage()._cdata for one in given}
-    if not all(one is None or _is_new(mode, one, taken) for one in made):
+    taken = {tensor.untyped_storage()._cdata for tensor in given}
+    if not all(result is None or _is_new(mode, result, taken) for result in made):
         return _by_torch
-    shapes = [one if one is None else (one.shape, one.stride(), one.dtype) for one in made]
+    shapes = [
+        result if result is None else (result.shape, result.stride(), result.dtype)
+        for result in made
+    ]
     return _NewTensors(shapes, sequence)
 
 
@@ -547,11 +556,12 @@ def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
 
 
 def _view(mode: FakeMode, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+    # Here the fakes act as the tensors on `meta` inside them. So torch makes the view without this mode.
     with in_kernel_invocation_manager(mode):
         out = func(*args, **kwargs)
     if isinstance(out, Tensor):
         return mode.wrap(out)
-    return type(out)(mode.wrap(one) for one in out)
+    return type(out)(mode.wrap(part) for part in out)
 
 
 def _nothing(*_: Any) -> None:

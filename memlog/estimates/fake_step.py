@@ -135,7 +135,7 @@ def traced_training(
     stepped: list[Optimizer] = []
     called: set[type] = set()
     hooks = (
-        register_optimizer_step_post_hook(lambda each, *_: stepped.append(each)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer)),
         register_module_forward_pre_hook(lambda module, _: called.add(type(module))),
     )
     try:
@@ -148,6 +148,7 @@ def traced_training(
         ):
             if model is not None:
                 places.train((*model.parameters(), *model.buffers()))
+            # Inside `asking`, all tensors are on the CPU, as the window needs them.
             with places.asking(None):
                 window = _window(model, optimizers)
             window.start()
@@ -157,6 +158,8 @@ def traced_training(
                 )
                 step()
                 gc.collect()  # the next trace would count garbage as memory in use
+                # The two windows number storages differently. The tensors alive between the steps link both
+                # numberings.
                 between = internals.live_fakes()
                 before = window.serials(between)
                 for tensor in host_tensors(stepped):
@@ -169,6 +172,7 @@ def traced_training(
             window.start()
             try:
                 after = window.serials(between)
+                # Otherwise this list would keep the tensors alive in the second step.
                 del between
                 step()
             finally:
@@ -305,6 +309,7 @@ def _optimizer_that_raised(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.parent == _OPTIMIZERS:
+            # `optimizer.py` has only the base class of the optimizers.
             return "" if path.stem == "optimizer" else path.stem
         if not any(path.is_relative_to(folder) for folder in _LIBRARIES):
             return ""
@@ -411,7 +416,7 @@ def estimate_memory(
             steps.zero_grad()
 
         trace = traced_step(step, model, (), measure=False)
-        state = _size(tensors_in([dict(each) for each in steps.state.values()]))
+        state = _size(tensors_in([dict(own) for own in steps.state.values()]))
         return _estimate(trace, model, state, gradients)
 
 

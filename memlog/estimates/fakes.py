@@ -63,6 +63,7 @@ class Fakes:
             if tensor.is_cuda and self._mode.places is not None:
                 self._mode.places.put(fake, DEVICE)
                 self._mode.places.cuda_named()
+            # The tensor is kept, too. Otherwise another tensor could get its `id`.
             self._made[id(tensor)] = tensor, fake
         return self._made[id(tensor)][1]
 
@@ -137,8 +138,8 @@ class Fakes:
                 tensors[name] = self.of(tensor)
 
     def _are_fakes(self, values: Any) -> bool:
-        tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
-        return all(self.of(each) is each for each in tensors)
+        tensors = [tensor for tensor in tree_leaves(values) if isinstance(tensor, Tensor)]
+        return all(self.of(tensor) is tensor for tensor in tensors)
 
     def _replace_in_optimizer(self, optimizer: Optimizer, undo: ExitStack) -> None:
         groups, state = optimizer.param_groups, optimizer.state
@@ -244,6 +245,7 @@ def one_of(ranks: int | None, mode: FakeMode, rank: int = 0) -> Iterator[None]:
 
 def is_distributed(tensor: Tensor) -> bool:
     """Return True for a `torch.distributed.tensor.DTensor`."""
+    # Loading this module takes time. If the program has not loaded it, there are no such tensors.
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -260,7 +262,7 @@ def refuse_several_processes(model: nn.Module, ranks: int | None) -> None:
         ConfigurationError: A part of the model is such a model, or is in FSDP1.
     """
     for module in model.modules():
-        homes = [each.__module__ for each in type(module).__mro__]
+        homes = [base.__module__ for base in type(module).__mro__]
         if ranks is not None:
             if "torch.distributed.fsdp.fully_sharded_data_parallel" in homes:
                 raise ConfigurationError(_FSDP1)
@@ -269,7 +271,7 @@ def refuse_several_processes(model: nn.Module, ranks: int | None) -> None:
             raise ConfigurationError(_REPLICATED)
         if any(home.startswith("torch.distributed.") for home in homes):
             raise ConfigurationError(_SHARDED)
-    if ranks is None and any(is_wrapper(type(each)) for each in model.parameters()):
+    if ranks is None and any(is_wrapper(type(parameter)) for parameter in model.parameters()):
         raise ConfigurationError(_SHARDED)
 
 

@@ -60,20 +60,21 @@ def chosen(device: str) -> tuple[Literal["cuda", "cpu"], Gpu]:
         return "cpu", A100
     if device == "cuda":
         return "cuda", of_this_machine() or A100
-    found = named(device)
-    if found is None:
+    known = named(device)
+    if known is None:
         names = ", ".join(gpu.name for gpu in _GPUS)
         raise ConfigurationError(
             f"device={device!r}: write 'cuda' or 'cpu', or the name of a GPU: {names}"
         )
-    return "cuda", found
+    return "cuda", known
 
 
 def named(name: str) -> Gpu | None:
     """Return the GPU of a name such as ``H100`` or ``NVIDIA A100-SXM4-80GB``; ``None`` if it is unknown."""
     words = _words(name)
-    found = [gpu for gpu in _GPUS if _contains(words, _words(gpu.name))]
-    return max(found, key=lambda gpu: len(gpu.name), default=None)
+    matches = [gpu for gpu in _GPUS if _contains(words, _words(gpu.name))]
+    # "H100 PCIe" also contains "H100". The longest name is the exact one.
+    return max(matches, key=lambda gpu: len(gpu.name), default=None)
 
 
 def _words(name: str) -> list[str]:

@@ -101,6 +101,7 @@ class _Placing(TorchFunctionMode):
         asked = None
         if kwargs.get("device") is not None:
             asked = self._place_of(kwargs["device"])
+        # Pinned memory is on the host.
         if named.pop("pin_memory", False):
             asked = ON_HOST
         with self._places.asking(asked), self._places.beside(tensors_in((given, named))):
@@ -122,20 +123,24 @@ class _Placing(TorchFunctionMode):
         places, (tensor, *rest) = self._places, args
         target = self._target(func, rest, kwargs)
         source = places.of(tensor)
+        # The CPU's name alone can mean any place, but a move from the device to the CPU ends on the host.
         if target is not None and source == DEVICE and target == UNNAMED:
             target = ON_HOST
         given, named = _named_cpu(func, args, kwargs)
         if target is None or not places.differ(source, target):
             with places.asking(None):
                 return func(*given, **named) if func is Tensor.to else tensor
+        # `Tensor.cuda` and `Tensor.cpu` have other arguments than `Tensor.to`.
         if func is not Tensor.to:
             given, named = [tensor], {}
         if target == ON_HOST:
             given[0] = packed(tensor)
         if func is Tensor.cuda:
             places.cuda_named()
+        # Here both places are the CPU. Without `copy`, `Tensor.to` would return the tensor itself.
         with places.asking(target):
             moved = Tensor.to(*given, **{**named, "copy": True})
+        # In a backward pass, the gradient moves back to the tensor's place.
         if moved.requires_grad:
             moved.register_hook(lambda gradient: places.moved(gradient, source))
         return moved
@@ -291,8 +296,8 @@ class Places:
 
     def of(self, tensor: Tensor) -> int:
         """Return the place of a tensor."""
-        found = [self._place(plain).kind for plain in self._plain(tensor)]
-        return found[0] if found else UNNAMED
+        kinds = [self._place(plain).kind for plain in self._plain(tensor)]
+        return kinds[0] if kinds else UNNAMED
 
     def put(self, tensor: Tensor, kind: int) -> None:
         """Set the place of a tensor's storage."""
@@ -320,9 +325,9 @@ class Places:
             self._put_model()
 
     def _put_model(self) -> None:
-        if all(self.of(each) == UNNAMED for each in self._model):
-            for each in self._model:
-                self.put(each, DEVICE)
+        if all(self.of(tensor) == UNNAMED for tensor in self._model):
+            for tensor in self._model:
+                self.put(tensor, DEVICE)
 
     @contextmanager
     def asking(self, kind: int | None) -> Iterator[None]:
@@ -340,7 +345,7 @@ class Places:
     def beside(self, tensors: Iterable[Tensor]) -> Iterator[None]:
         """Put tensors that a function makes from nothing on the device, if one of its arguments is there."""
         before = self.default
-        if any(self.of(each) == DEVICE for each in tensors):
+        if any(self.of(tensor) == DEVICE for tensor in tensors):
             self.default = DEVICE
         try:
             yield
@@ -360,18 +365,20 @@ class Places:
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note the places of an operation's results."""
         name = func.name()
+        # `copy_` writes into a tensor, which stays where it is.
         if func is _COPY:
             self._operation = self._place(args[0])
             return
         if name.startswith("aten::_foreach_") and isinstance(out, (list, tuple)):
-            lists = [each for each in args if isinstance(each, (list, tuple))]
+            # Each result of a list lies where its own arguments lie.
+            lists = [argument for argument in args if isinstance(argument, (list, tuple))]
             for result, *given in zip(out, *lists, strict=False):
                 self._note(given, result)
             return
         self._note(args[:1] if name.partition(".")[0] in _INDEXING else (args, kwargs), out)
 
     def _note(self, values: Any, out: Any) -> None:
-        given = [plain for each in tensors_in(values) for plain in self._plain(each)]
+        given = [plain for argument in tensors_in(values) for plain in self._plain(argument)]
         kind = self._common(given) if self._asked is None else self._asked
         known = {plain.untyped_storage()._cdata for plain in given}
         self._operation = Place(kind)
@@ -384,17 +391,20 @@ class Places:
     def _common(self, given: Iterable[Tensor]) -> int:
         """Return the place of an operation's tensors. Single numbers may be elsewhere."""
         given = list(given)
-        places = [self._place(each) for each in given if each.ndim] or list(map(self._place, given))
+        places = [self._place(tensor) for tensor in given if tensor.ndim] or list(
+            map(self._place, given)
+        )
         if not places:
             return self.default
-        kinds = {each.kind for each in places}
+        kinds = {place.kind for place in places}
         if not self.names_cuda and kinds == {UNNAMED, ON_HOST}:
             # Such as ``pack_padded_sequence(x, lengths.cpu())``: x is not on the host.
             return UNNAMED
+        # `ON_HOST` has a higher number than `UNNAMED`, so a known place decides.
         kind = DEVICE if DEVICE in kinds else max(kinds)
-        for each in places:
-            if each.kind == UNNAMED:
-                each.kind = kind
+        for place in places:
+            if place.kind == UNNAMED:
+                place.kind = kind
         return kind
 
     def _place(self, plain: Tensor) -> Place:

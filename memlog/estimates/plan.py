@@ -78,10 +78,12 @@ def plan(estimated: Callable[[StepChanges], Estimate], memory: int) -> FittingPl
         "parameters_on_host": (False, True),
         "optimizer": ("", ADAFACTOR),
     }
-    parts = [one for one in range(1, batch + 1) if batch % one == 0]
+    parts = [count for count in range(1, batch + 1) if batch % count == 0]
     choices = Choices(NO_CHANGES, parts, modules, others)
     chosen, fits = PlanSearch(ask, choices, memory).cheapest()
     last = ask(chosen) or base
+    # Each part of the batch gathers the parameters in the forward and in the backward pass, and scatters the
+    # gradients.
     sent = 3 * chosen.parts * sum(map(sum, traced.parameters().values())) * (ranks - 1) // ranks
     as_it_is = "as it is" if base.batch is None else f"a batch of {base.batch:,}"
     return FittingPlan(
@@ -105,7 +107,7 @@ def _repeated(traced: TracedStep) -> tuple[str, ...]:
     groups: dict[tuple[str, str], dict[str, int]] = {}
     for layer in sorted({call.layer for call in traced.calls} - {1}):
         path = traced.paths[layer]
-        own = sum(sum(parameters.get(each, ())) for each in traced.subtree(layer))
+        own = sum(sum(parameters.get(inner, ())) for inner in traced.subtree(layer))
         if own and not path.startswith("("):
             groups.setdefault((path.rpartition(".")[0], traced.kind(layer)), {})[path] = own
     several = [group for group in groups.values() if len(group) > 1]
@@ -154,20 +156,24 @@ class StepChanges(PlannedChanges, frozen=True, kw_only=True):
 
         if model is None:
             raise ConfigurationError(_UNKNOWN)
-        is_replicated = any(isinstance(each, DistributedDataParallel) for each in model.modules())
+        is_replicated = any(
+            isinstance(submodule, DistributedDataParallel) for submodule in model.modules()
+        )
         if is_replicated or any(map(is_distributed, model.parameters())):
             raise ConfigurationError("the model is distributed already")
+        # Sharding replaces the parameters. Modules and names then lead to the new ones.
         homes = {
             id(parameter): (module, name)
             for module in model.modules()
             for name, parameter in module.named_parameters(recurse=False)
         }
         policy = CPUOffloadPolicy() if self.parameters_on_host else OffloadPolicy()
+        # The model is last: `fully_shard` takes the parameters that earlier calls have left.
         for module in (*map(model.get_submodule, self.sharded), model):
             fully_shard(module, offload_policy=policy)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["params"] = [
-                getattr(*homes[id(each)]) if id(each) in homes else each for each in group["params"]
+                getattr(*homes[id(old)]) if id(old) in homes else old for old in group["params"]
             ]
 
     @contextmanager
@@ -190,7 +196,9 @@ class StepChanges(PlannedChanges, frozen=True, kw_only=True):
                 stack.enter_context(patch.object(module, "forward", forward))
             stepping = optimizers
             if self.optimizer:
-                stepping = [torch.optim.Adafactor(_only_parameters(each)) for each in optimizers]
+                stepping = [
+                    torch.optim.Adafactor(_only_parameters(replaced)) for replaced in optimizers
+                ]
                 for optimizer, other in zip(optimizers, stepping, strict=True):
                     stack.enter_context(patch.object(optimizer, "step", other.step))
             for optimizer in stepping if self.one_by_one else ():

@@ -96,6 +96,7 @@ class Question:
         before = self.known_size()
         batch = size
         if not isinstance(self.batch, int):
+            # In this mode, a larger batch takes no memory.
             with FakeMode():
                 batch = tree_map_only(
                     Tensor, lambda tensor: _resized(tensor, before, size), self.batch
@@ -121,7 +122,7 @@ class Question:
             with one_of(self.ranks, mode):
                 return self.trace(mode)
         fakes = Fakes(mode)
-        given = [each for each in _several(self.optimizer) if isinstance(each, Optimizer)]
+        given = [value for value in _several(self.optimizer) if isinstance(value, Optimizer)]
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)
         if known is not None:
@@ -153,21 +154,24 @@ class Question:
             given_step = partial(self.step, **arguments)
             changed = self.changes.made(given_step, model, optimizers)
             with changed as (step, optimizers), _used() as used:
-                found: RecordedTrace | TracedTraining
+                traced: RecordedTrace | TracedTraining
                 if mode.places is not None:
-                    found = traced_training(step, model, optimizers, self.gpu, mode.places)
+                    traced = traced_training(step, model, optimizers, self.gpu, mode.places)
                 else:
-                    found = traced_step(step, model, optimizers, measure=True)
+                    traced = traced_step(step, model, optimizers, measure=True)
             called, stepped = used
             if model is None and called:
                 model = called[0]()
-            optimizers = optimizers or [each for one in stepped if (each := one()) is not None]
-            return found, _to_save(model, optimizers, mode.places, self.ranks or 1)
+            optimizers = optimizers or [
+                alive for reference in stepped if (alive := reference()) is not None
+            ]
+            return traced, _to_save(model, optimizers, mode.places, self.ranks or 1)
 
 
 @contextmanager
 def _used() -> Iterator[tuple[Refs[nn.Module], Refs[Optimizer]]]:
     """Yield lists of the first module that is called and of the optimizers that step inside the block."""
+    # Weak references: the lists must not keep alive what the step frees.
     called: Refs[nn.Module] = []
     stepped: Refs[Optimizer] = []
 
@@ -176,7 +180,7 @@ def _used() -> Iterator[tuple[Refs[nn.Module], Refs[Optimizer]]]:
             called.append(weakref.ref(module))
 
     def note_step(optimizer: Optimizer, *_: Any) -> None:
-        if not any(optimizer is each() for each in stepped):
+        if not any(optimizer is reference() for reference in stepped):
             stepped.append(weakref.ref(optimizer))
 
     hooks = (
@@ -221,16 +225,16 @@ def _made(name: str, kind: type, given: Any, *arguments: Any) -> Any:
         return given
     made = given(*arguments) if callable(given) else given
     several = kind is Optimizer and made and isinstance(made, (list, tuple))
-    if isinstance(made, kind) or (several and all(isinstance(each, kind) for each in made)):
+    if isinstance(made, kind) or (several and all(isinstance(part, kind) for part in made)):
         return made
     if several:
         raise ConfigurationError(
             "optimizer= is a list of which a part is no optimizer: pass optimizers that are already made, or "
             "a function that makes the list from the parameters"
         )
-    found = f"a function that returns {made!r:.100}" if callable(given) else f"{given!r:.100}"
+    shown = f"a function that returns {made!r:.100}" if callable(given) else f"{given!r:.100}"
     raise ConfigurationError(
-        f"{name}= is {found}: pass a torch.{kind.__module__.split('.')[1]}.{kind.__name__}, or a function "
+        f"{name}= is {shown}: pass a torch.{kind.__module__.split('.')[1]}.{kind.__name__}, or a function "
         "that returns one"
     )
 

@@ -93,7 +93,7 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
             # Without a GPU, torch would make the mesh of a model that is sharded without one for the CPU.
             mesh = functools.partial(_default_mesh, ranks)
             undo.enter_context(torch_ranks.default_mesh(mesh))
-        device_of_part = property(lambda one: one._local_tensor.device)
+        device_of_part = property(lambda tensor: tensor._local_tensor.device)
         undo.enter_context(patch.object(DTensor, "device", device_of_part, create=True))
         for name in ("__init__", "_pre_forward"):
             own = _within(_RealIndices, getattr(DistributedDataParallel, name))
@@ -268,8 +268,8 @@ class _RealIndices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        is_fake = any(isinstance(one, FakeTensor) for one in tensors)
+        tensors = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
         is_real = not is_fake if tensors else kwargs.get("dtype") is torch.int32
         with without_modes() if is_real else nullcontext():
             return func(*args, **kwargs)
@@ -317,21 +317,21 @@ def found_by_rank(find: Callable[[int], _Found]) -> dict[int, _Found]:
         ConfigurationError: The stages wait for each other, or their order can't be followed.
     """
     messages = _Messages()
-    found: dict[int, _Found] = {}
+    results: dict[int, _Found] = {}
     known = [0]
-    while waiting := [rank for rank in known if rank not in found]:
-        before = len(known), len(found), messages.count()
+    while waiting := [rank for rank in known if rank not in results]:
+        before = len(known), len(results), messages.count()
         for rank in waiting if len(known) % 2 else reversed(waiting):
             with messages.of(rank):
-                asked = _run(find, rank, found)
+                asked = _run(find, rank, results)
             if asked is not None and asked not in known:
                 known.append(asked)
-        if before == (len(known), len(found), messages.count()):
+        if before == (len(known), len(results), messages.count()):
             raise ConfigurationError(
                 "the stages of the pipeline wait for each other in an order that an estimate can't follow: "
                 "estimate each stage as a model of its own"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(results.items()))
 
 
 def _run(find: Callable[[int], _Found], rank: int, found: dict[int, _Found]) -> int | None:
@@ -355,11 +355,13 @@ class _Messages:
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
         """Inside the block, the program is ``rank``: it sends its messages anew, and reads the others'."""
-        for route in [each for each in self._sent if each[0] == rank]:
+        # A list, because the loop deletes keys.
+        for route in [key for key in self._sent if key[0] == rank]:
             del self._sent[route]
         read: defaultdict[int, int] = defaultdict(int)
 
         def send(objects: list[Any], dst: int, **_: Any) -> None:
+            # Real messages are pickled, so the receiver gets a copy.
             self._sent[rank, dst] += copy.deepcopy(objects)
 
         def receive(objects: list[Any], src: int, **_: Any) -> None:
@@ -432,16 +434,16 @@ def _chunk_cat(args: Any, kwargs: Any) -> int:
     tensors, dim, chunks = args[:3]
     out = kwargs["out"]
     copies = 0
-    for each in tensors:
-        padded = -(-each.shape[dim] // chunks) * chunks
-        if padded != each.shape[dim] or not each.is_contiguous():
-            copies += bytes_of(each) // max(each.shape[dim], 1) * padded
+    for tensor in tensors:
+        padded = -(-tensor.shape[dim] // chunks) * chunks
+        if padded != tensor.shape[dim] or not tensor.is_contiguous():
+            copies += bytes_of(tensor) // max(tensor.shape[dim], 1) * padded
     kind = tensors[0].dtype
     return copies + (0 if kind is out.dtype else out.numel() * kind.itemsize)
 
 
 def _size(values: Any) -> int:
-    return sum(bytes_of(each) for each in tree_leaves(values) if isinstance(each, Tensor))
+    return sum(bytes_of(tensor) for tensor in tree_leaves(values) if isinstance(tensor, Tensor))
 
 
 _GLOO: Final[Mapping[str, _Rule]] = {

@@ -117,6 +117,7 @@ def _scalers() -> Iterator[None]:
         if self.is_enabled() and not any(scaler is self for scaler, _ in before):
             before.append((self, dict(vars(self))))
             states = self._per_optimizer_states.copy()
+            # The scaler makes its scale again, now as a fake tensor.
             vars(self).update(_scale=None, _growth_tracker=None, _per_optimizer_states=states)
         return scale(self, outputs)
 
@@ -150,7 +151,9 @@ class _Reading(TorchFunctionMode):
         self._known = stepping is not None
         groups = () if stepping is None else stepping.param_groups
         if not all(
-            isinstance(part_of(one), FakeTensor) for group in groups for one in group["params"]
+            isinstance(part_of(parameter), FakeTensor)
+            for group in groups
+            for parameter in group["params"]
         ):
             raise ConfigurationError(
                 f"the step uses an optimizer ({type(stepping).__name__}) that memlog.estimate did not get: "
@@ -213,7 +216,7 @@ class _Lengths(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.as_tensor and _packs(kwargs):
-            self.known = [int(each) for each in args[0]]
+            self.known = [int(length) for length in args[0]]
         return func(*args, **(kwargs or {}))
 
     def take(self, samples: int, steps: int) -> list[int]:
@@ -223,6 +226,7 @@ class _Lengths(TorchFunctionMode):
 
 
 def _packs(kwargs: Any) -> bool:
+    # Frame 1 is `__torch_function__`, frame 2 its caller.
     frame: Any = sys._getframe(2)
     return bool(kwargs) and frame.f_code.co_filename == _PACKS
 
@@ -230,10 +234,10 @@ def _packs(kwargs: Any) -> bool:
 def _packing(lengths: _Lengths) -> Callable[..., tuple[Tensor, Tensor]]:
     def pack(values: Tensor, _: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         steps, samples = (
-            values.shape[1 - each] if batch_first else values.shape[each] for each in (0, 1)
+            values.shape[1 - axis] if batch_first else values.shape[axis] for axis in (0, 1)
         )
         of_samples = lengths.take(samples, steps)
-        sizes = [sum(one > at for one in of_samples) for at in range(of_samples[0])]
+        sizes = [sum(length > at for length in of_samples) for at in range(of_samples[0])]
         packed: Tensor = _Pack.apply(values, sizes, batch_first)
         return packed, _BatchSizes.of(sizes)
 
@@ -296,6 +300,7 @@ _EVALUATIONS = 3
 def lbfgs_without_values() -> Iterator[None]:
     """Inside the block, the steps of LBFGS decide by no value."""
     step: Any = Optimizer.profile_hook_step(_step)
+    # Without this mark, each new LBFGS would wrap the step in torch's hooks again.
     step.hooked = True
     with patch.object(LBFGS, "step", step):
         yield
@@ -307,6 +312,7 @@ def _step(self: LBFGS, closure: Callable[[], Tensor]) -> Tensor:
     group, own = self.param_groups[0], self.state[self._params[0]]
     loss: Tensor = evaluate()
     gradient = self._gather_flat_grad()
+    # The result is not used. It takes the memory that it takes in torch's function.
     gradient.abs().max()
     evaluations = 1
     direction, rest = own.get("d"), None  # torch's function holds both until it has new ones
@@ -331,6 +337,7 @@ def _step(self: LBFGS, closure: Callable[[], Tensor]) -> Tensor:
         direction.mul(rate).abs().max()
     own["d"] = direction
     del rest
+    # Later steps must find a full history.
     for name in ("old_dirs", "old_stps"):
         own[name] += [
             torch.empty_like(gradient) for _ in range(group["history_size"] - len(own[name]))
@@ -378,13 +385,13 @@ def _search(
     start = optimizer._clone_param()
     direction.abs().max()
     bracket = [gradient.clone(memory_format=torch.contiguous_format)] * 2
-    found = gradient
+    latest = gradient
     for _ in range(evaluations):
         optimizer._add_grad(1.0, direction)
         evaluate()
         new = optimizer._gather_flat_grad()
         optimizer._set_param(start)
-        found = new
+        latest = new
         new.dot(direction).mul(slope)
-        bracket[1] = found.clone(memory_format=torch.contiguous_format)
+        bracket[1] = latest.clone(memory_format=torch.contiguous_format)
     return bracket[1]

@@ -49,17 +49,19 @@ def _flash(call: Call) -> Blocks:
     """Return the partial results of a kernel that divides the keys among blocks of threads."""
     query, key = call["query"], call["key"]
     samples, heads, rows, size = query.shape
+    # With dropout, the kernel does not divide the keys. It stores its random state.
     if call["dropout_p"]:
         return beside(_RANDOM_STATE)
+    # Keys in a tile (``set_params_splitkv``).
     columns = 256 if size <= 64 else 128 if size <= _LARGE_HEAD else 64  # noqa: PLR2004
     splits = _splits(
         samples * heads * -(-rows // _ROWS), 2 * call.gpu.processors, -(-key.shape[-2] // columns)
     )
     if splits == 1:
         return NONE
-    each = splits * samples * heads * rows * _FLOAT
-    sums = each * _rounded_head(size)
-    return (each, sums, -each, -sums)
+    log_sums = splits * samples * heads * rows * _FLOAT
+    sums = log_sums * _rounded_head(size)
+    return (log_sums, sums, -log_sums, -sums)
 
 
 def _splits(blocks: int, processors: int, columns: int) -> int:
@@ -69,19 +71,22 @@ def _splits(blocks: int, processors: int, columns: int) -> int:
     most = min(_MOST_SPLITS, processors, columns)
     efficiency = {}
     for splits in range(1, most + 1):
+        # A number of parts counts only if it makes the largest part smaller.
         if splits == 1 or -(-columns // splits) != -(-columns // (splits - 1)):
             waves = blocks * splits / processors
             efficiency[splits] = waves / ceil(waves)
     enough = _ENOUGH_EFFICIENCY * max(efficiency.values())
-    return min(splits for splits, found in efficiency.items() if found >= enough)
+    return min(splits for splits, ratio in efficiency.items() if ratio >= enough)
 
 
 def _flash_backward(call: Call) -> Blocks:
     gradient, query, key = call["grad_out"], call["query"], call["key"]
     samples, heads, rows, size = query.shape
-    copies = [_by_rows(each) for each in (gradient, call["out"])]
+    copies = [_by_rows(tensor) for tensor in (gradient, call["out"])]
     all_rows = samples * heads * (-(-rows // _FULL_ROWS) * _FULL_ROWS) * _FLOAT
     inner = [all_rows, all_rows * _rounded_head(size)]
+    # The kernel computes the gradients of keys and values for each head of the query. torch adds them up
+    # later.
     if key.shape[1] != heads:
         expanded = samples * key.shape[-2] * heads * size * query.element_size()
         inner += [expanded, expanded]
@@ -149,7 +154,8 @@ def _of_one_head(gpu: Gpu, half: bool, rows: int, keys: int, size: int, value_si
     sums = tiles * (height * width * _FLOAT + _LOCK)
     if half and largest > _LARGE_HEAD:
         sums += sum(
-            _up(keys, _ROWS) * _up(each, _LARGE_HEAD) * _FLOAT for each in (size, value_size)
+            _up(keys, _ROWS) * _up(head_size, _LARGE_HEAD) * _FLOAT
+            for head_size in (size, value_size)
         )
     return sums
 
@@ -218,7 +224,7 @@ class Attention(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        return torch.is_grad_enabled() and any(each.requires_grad for each in self.tensors)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
 
 def chosen(gpu: Gpu, call: Attention) -> AttentionKernel:
@@ -271,7 +277,8 @@ def _has_cudnn_mask(call: Attention) -> bool:
         not mask.requires_grad
         and mask.ndim in _DIMENSIONS_OF_MASK
         and all(
-            one in (1, other) for one, other in zip(mask.shape, shape[-mask.ndim :], strict=True)
+            length in (1, full)
+            for length, full in zip(mask.shape, shape[-mask.ndim :], strict=True)
         )
     )
 
@@ -288,7 +295,7 @@ def _by_flash(gpu: Gpu, call: Attention) -> bool:
         and call.mask is None
         and _is_dense(call, one_value=True)
         and _heads_match(call)
-        and len({each.shape[-1] for each in call.tensors}) == 1
+        and len({tensor.shape[-1] for tensor in call.tensors}) == 1
         and size <= _LARGEST_HEAD
         and not (call.trains and gpu.capability in _WITHOUT_DERIVATIVE and without_derivative)
         and (not call.is_causal or query.shape[-2] == key.shape[-2])
@@ -322,9 +329,9 @@ def _is_dense(call: Attention, *, one_value: bool = False) -> bool:
 
     ``one_value``: True if the strides of heads of one value don't matter.
     """
-    if any(each.ndim != _DIMENSIONS for each in call.tensors):
+    if any(tensor.ndim != _DIMENSIONS for tensor in call.tensors):
         return False
-    rows = all(each.stride(-1) == 1 for each in call.tensors)
+    rows = all(tensor.stride(-1) == 1 for tensor in call.tensors)
     rows = rows or (one_value and call.query.shape[-1] == 1)
     return (
         rows
@@ -339,12 +346,12 @@ def _heads_match(call: Attention, *, same: bool = True) -> bool:
 
     ``same``: True if the keys must have as many heads as the values.
     """
-    samples, heads = ({each.shape[at] for each in call.tensors} for at in (0, 1))
+    samples, heads = ({tensor.shape[at] for tensor in call.tensors} for at in (0, 1))
     if len(samples) > 1:
         return False
     if not call.grouped:
         return len(heads) == 1
-    query, key, value = (each.shape[1] for each in call.tensors)
+    query, key, value = (tensor.shape[1] for tensor in call.tensors)
     return query % key == 0 and query % value == 0 and not (same and key != value)
 
 
@@ -383,6 +390,7 @@ def attention_on(gpu: Gpu) -> Callable[..., Tensor]:
                 enable_gqa=enable_gqa,
             )[0]
             return out
+        # torch derives the scale from the head's size before it pads the head.
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         size = query.shape[-1]
         if kernel is AttentionKernel.FLASH:
@@ -424,6 +432,7 @@ def _expanded(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
         return None
     if any(stride % _ALIGNED_MASK for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
         length = mask.shape[-1]
+        # torch adds 8 values also if the length is a multiple of 8 (``pad_bias``).
         mask = functional.pad(mask, (0, _ALIGNED_MASK - length % _ALIGNED_MASK))[..., :length]
     shape: Any = (*query.shape[:-1], key.shape[-2])
     return mask.expand(shape)

@@ -80,6 +80,7 @@ def _is_last(tensor: Tensor) -> bool:
     """
     shape, strides = tensor.shape, tensor.stride()
     least = 0
+    # A broadcast channel dimension is the default layout.
     if strides[1] == 0:
         return False
     for dim in (1, *range(tensor.ndim - 1, 1, -1), 0):
@@ -115,9 +116,10 @@ def _softmax_backward(call: Call) -> Blocks:
     size = max(gradient.numel() * gradient.element_size(), bytes_of(output))
     product = 0
     if not gradient.is_contiguous():
+        # On the device `meta`, torch chooses the product's layout and allocates nothing.
         on_meta = (
-            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
-            for each in (gradient, output)
+            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            for tensor in (gradient, output)
         )
         product = copy_bytes(torch.mul(*on_meta))
     return beside(size, product, copy_bytes(output))
@@ -164,19 +166,26 @@ def _layer_norm_backward(call: Call) -> Blocks:
 def _partial_sums(call: Call, rows: int, columns: int) -> Blocks:
     parts = -(-rows // _TILE_ROWS)
     weights = [
-        one
-        for one, wanted in zip((call["weight"], call["bias"]), call["output_mask"][1:], strict=True)
+        parameter
+        for parameter, wanted in zip(
+            (call["weight"], call["bias"]), call["output_mask"][1:], strict=True
+        )
         if wanted
     ]
-    weights = [one for one in weights if one is not None]
+    weights = [parameter for parameter in weights if parameter is not None]
     sizes = [
-        (columns * one.element_size(), parts * columns * one.element_size()) for one in weights
+        (columns * parameter.element_size(), parts * columns * parameter.element_size())
+        for parameter in weights
     ]
     first: Blocks = tuple(size for size, _ in sizes) + tuple(size for _, size in sizes)
-    for one, (size, _) in zip(weights, sizes, strict=True):
-        matrix = torch.empty(parts, columns, dtype=one.dtype, device="meta")
-        kernel = sums(one.dtype, one.dtype)
-        first += (RESULTS, *reduced(call.gpu, matrix, (0,), kernel, one.element_size()), -size)
+    for parameter, (size, _) in zip(weights, sizes, strict=True):
+        matrix = torch.empty(parts, columns, dtype=parameter.dtype, device="meta")
+        kernel = sums(parameter.dtype, parameter.dtype)
+        first += (
+            RESULTS,
+            *reduced(call.gpu, matrix, (0,), kernel, parameter.element_size()),
+            -size,
+        )
     return first + tuple(-size for _, size in reversed(sizes))
 
 
@@ -206,7 +215,7 @@ def _group_norm_backward(call: Call) -> Blocks:
     if call["output_mask"][0]:
         weighted = (per_channel,) if weight is not None and pixels > 1 else ()
         inner = (per_group, per_group, *weighted)
-        inner += (-per_group, -per_group, *(-one for one in weighted))
+        inner += (-per_group, -per_group, *(-part for part in weighted))
     return (per_channel, per_channel, *inner, -per_channel, -per_channel)
 
 
@@ -271,8 +280,8 @@ def _batch_norm(call: Call) -> Blocks:
 def _pixels_copied(images: Tensor) -> int:
     """Return the bytes of a copy whose pixels are one dimension; 0 if they can be so without a copy."""
     shape, strides = images.shape, images.stride()
-    one = all(strides[at - 1] == strides[at] * shape[at] for at in range(3, images.ndim))
-    return 0 if one else bytes_of(images)
+    joined = all(strides[at - 1] == strides[at] * shape[at] for at in range(3, images.ndim))
+    return 0 if joined else bytes_of(images)
 
 
 def _batch_norm_backward(call: Call) -> Blocks:
@@ -293,7 +302,7 @@ def _batch_norm_backward(call: Call) -> Blocks:
     means = (channels * size,) * 2
     staging = (2 * channels * parts * size, 4 * columns) if parts > 1 else ()
     of_weights = (RESULTS, RESULTS) if _order_of_gradients(call) else ()
-    return (*means, *of_weights, *beside(*staging), RESULTS, *(-one for one in means))
+    return (*means, *of_weights, *beside(*staging), RESULTS, *(-mean for mean in means))
 
 
 def _order_of_gradients(call: Call) -> tuple[int, ...]:

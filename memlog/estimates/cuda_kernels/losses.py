@@ -215,6 +215,7 @@ def _renorm(call: Call) -> Blocks:
     """Return the norm of each part, and what multiplies it."""
     values = call.first
     count, itemsize = values.shape[call["dim"]], values.element_size()
+    # The norms of 16-bit values are float32. So the factors need a buffer of their own.
     return beside(*(count * 4, count * 2) if itemsize == 2 else (count * itemsize,))  # noqa: PLR2004
 
 
@@ -233,13 +234,13 @@ def _windows_backward(call: Call) -> Blocks:
 
 def _by_product(call: Call) -> Blocks:
     """Return the buffers of distances that are computed by a product of matrices."""
-    one, other = call["x1"], call["x2"]
-    itemsize = one.element_size()
-    first, rows = one.numel() * itemsize, prod(one.shape[:-1]) * itemsize
-    second, columns = other.numel() * itemsize, prod(other.shape[:-1]) * itemsize
+    left, right = call["x1"], call["x2"]
+    itemsize = left.element_size()
+    first, rows = left.numel() * itemsize, prod(left.shape[:-1]) * itemsize
+    second, columns = right.numel() * itemsize, prod(right.shape[:-1]) * itemsize
     return (
-        *(first, rows, *_norms(call, one), -first, rows),
-        *(second, columns, *_norms(call, other), -second, columns),
+        *(first, rows, *_norms(call, left), -first, rows),
+        *(second, columns, *_norms(call, right), -second, columns),
         *(first, first + 2 * rows, -rows, -rows, -first),
         *(second + 2 * columns, -columns, -columns, RESULTS),
         *(-second - 2 * columns, -first - 2 * rows),
@@ -260,9 +261,9 @@ def _forward(call: Call) -> Blocks:
 
 def _backward(call: Call) -> Blocks:
     """Return copies of the vectors, and the gradient of each pair of vectors."""
-    one = call["x1"]
-    pairs = call["cdist"].numel() * one.shape[-1] * one.element_size()
-    copies = [size for size in map(copy_bytes, (one, call["x2"])) if size]
+    left = call["x1"]
+    pairs = call["cdist"].numel() * left.shape[-1] * left.element_size()
+    copies = [size for size in map(copy_bytes, (left, call["x2"])) if size]
     return (*copies, RESULTS, pairs, -pairs, *(-size for size in reversed(copies)))
 
 

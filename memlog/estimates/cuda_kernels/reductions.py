@@ -61,8 +61,12 @@ class Call:
     @cached_property
     def args(self) -> dict[str, Any]:
         schema = self.func._schema.arguments
-        named = {one.name: one.default_value for one in schema if one.has_default_value()}
-        names = (one.name for one in schema if not one.kwarg_only)
+        named = {
+            argument.name: argument.default_value
+            for argument in schema
+            if argument.has_default_value()
+        }
+        names = (argument.name for argument in schema if not argument.kwarg_only)
         return named | dict(zip(names, self._args, strict=False)) | (self._kwargs or {})
 
     def __getitem__(self, name: str) -> Any:
@@ -133,9 +137,9 @@ class Reduction(NamedTuple):
     def parts(self) -> Iterator[Reduction]:
         """Return the parts that kernels with indices of 32 bits compute one after the other."""
         if prod(self.shape) <= _MOST and all(
-            sum((length - 1) * stride for length, stride in zip(self.shape, each, strict=True))
+            sum((length - 1) * stride for length, stride in zip(self.shape, steps, strict=True))
             < _MOST
-            for each in (self.strides, self.results)
+            for steps in (self.strides, self.results)
         ):
             yield self
             return
@@ -146,13 +150,14 @@ class Reduction(NamedTuple):
 
     def _longest(self) -> int:
         """Return the dimension with the largest extent in bytes (``get_dim_to_split``)."""
-        best, found = -1, 0
+        best, longest = -1, 0
+        # If extents are equal, the first in this order wins, as in torch.
         for at in reversed(range(len(self.shape))):
             for stride in (self.results[at], self.strides[at]):
                 extent = (self.shape[at] - 1) * stride
                 if extent > best:
-                    best, found = extent, at
-        return found
+                    best, longest = extent, at
+        return longest
 
 
 def reduction(
@@ -170,8 +175,8 @@ def reduction(
             kept[at] = step
             step *= max(1, shape[at])
     kept = [
-        0 if length == 1 and at in dims else one
-        for at, (one, length) in enumerate(zip(kept, shape, strict=True))
+        0 if length == 1 and at in dims else result_step
+        for at, (result_step, length) in enumerate(zip(kept, shape, strict=True))
     ]
     order = _order(shape, kept, [stride * itemsize for stride in strides])
     return _coalesced(
@@ -190,6 +195,7 @@ def _order(shape: Sequence[int], results: Sequence[int], strides: Sequence[int])
             if comparison > 0:
                 order[before], order[at] = order[at], order[before]
                 at = before
+            # 0 means that the order is undecided. Then torch compares with the next dimension before it.
             elif comparison < 0:
                 break
     return order
@@ -201,11 +207,11 @@ def _compared(
     """Return 1 if dimension ``one`` comes after ``other``, -1 if before, 0 if that is not decided."""
     if (results[one] == 0) != (results[other] == 0):
         return 1 if results[other] == 0 else -1
-    for each in (results, strides):
-        if each[one] == 0 or each[other] == 0:
+    for steps in (results, strides):
+        if steps[one] == 0 or steps[other] == 0:
             continue
-        if each[one] != each[other]:
-            return -1 if each[one] < each[other] else 1
+        if steps[one] != steps[other]:
+            return -1 if steps[one] < steps[other] else 1
         if shape[one] > shape[other]:
             return 1
     return 0
@@ -218,7 +224,7 @@ def _coalesced(shape: list[int], strides: list[int], results: list[int]) -> Redu
     last = 0
     for at in range(1, len(shape)):
         joined = 1 in (shape[last], shape[at]) or all(
-            shape[last] * each[last] == each[at] for each in (strides, results)
+            shape[last] * steps[last] == steps[at] for steps in (strides, results)
         )
         if joined:
             if shape[last] == 1:
@@ -227,7 +233,7 @@ def _coalesced(shape: list[int], strides: list[int], results: list[int]) -> Redu
         else:
             last += 1
             shape[last], strides[last], results[last] = shape[at], strides[at], results[at]
-    return Reduction(*(tuple(each[: last + 1]) for each in (shape, strides, results)))
+    return Reduction(*(tuple(steps[: last + 1]) for steps in (shape, strides, results)))
 
 
 _WARP: Final = 32
@@ -262,8 +268,8 @@ def buffers(
     ``itemsize``: Bytes of a value of the input. ``offset``: Values before the input in its storage.
     """
     parts = list(walk.parts())
-    found = [_of_kernel(gpu, part, kernel, itemsize, offset) for part in parts]
-    return [each for each in found if each]
+    by_part = [_of_kernel(gpu, part, kernel, itemsize, offset) for part in parts]
+    return [sizes for sizes in by_part if sizes]
 
 
 def accumulation(walk: Reduction, kernel: Kernel, result_itemsize: int) -> int:
@@ -284,6 +290,7 @@ def _of_kernel(
     width, height = (inputs, outputs) if along_input else (outputs, inputs)
     fastest = (walk.strides or (itemsize,))[0 if along_input else reduced]
     vector = 1
+    # Threads load vectors only if the values lie side by side.
     if fastest == itemsize:
         if along_input and width >= _VECTORIZED and reduced == 1:
             width //= kernel.vector
@@ -398,11 +405,11 @@ def reduced(
     walk = reduction(
         tensor.shape, tensor.stride(), dims, itemsize=itemsize, result_itemsize=result_itemsize
     )
-    found: Blocks = ()
+    blocks: Blocks = ()
     for part in buffers(gpu, walk, kernel, itemsize, int(tensor.storage_offset())):
-        found += (*part, *(-size for size in reversed(part)))
+        blocks += (*part, *(-size for size in reversed(part)))
     held = accumulation(walk, kernel, result_itemsize)
-    return (held, *found, -held) if held else found
+    return (held, *blocks, -held) if held else blocks
 
 
 def of_all(gpu: Gpu, numel: int, dtype: torch.dtype) -> Blocks:
@@ -448,8 +455,8 @@ def like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def dims_of(tensor: Tensor, given: int | Iterable[int] | None) -> list[int]:
     """Return the reduced dimensions. ``None`` and an empty list stand for all."""
-    found = [given] if isinstance(given, int) else list(given or ())
-    return found or list(range(tensor.ndim))
+    dims = [given] if isinstance(given, int) else list(given or ())
+    return dims or list(range(tensor.ndim))
 
 
 def _norm(call: Call) -> Blocks:

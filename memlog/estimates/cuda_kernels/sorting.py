@@ -64,6 +64,7 @@ def radix_sort(gpu: Gpu, count: int, key: int, bits: int | None = None, value: i
     copies = _aligned(count * key) + _aligned(count * value)
     tile = _SORT_TILES[generation].get(max(2, key))
     passes = -(-(bits or key * 8) // _BITS_OF_DIGIT)
+    # A single pass goes straight from the input to the output.
     if passes == 1:
         copies = 0
     if tile is None:
@@ -188,7 +189,9 @@ def _largest(call: Call) -> Blocks:
 
 
 def _searched(call: Call) -> Blocks:
-    return beside(*(copy_bytes(each) for each in call.args.values() if isinstance(each, Tensor)))
+    return beside(
+        *(copy_bytes(argument) for argument in call.args.values() if isinstance(argument, Tensor))
+    )
 
 
 def _permutation(call: Call) -> Blocks:
@@ -226,19 +229,19 @@ def _embedding_backward(call: Call) -> Blocks:
     if indices.numel() <= _FEW_INDICES and not call["scale_grad_by_freq"]:
         return around_results(copied, copy_bytes(indices))
     count, index = indices.numel(), indices.element_size()
-    each = count * index
+    per_index = count * index
     sort = radix_sort(call.gpu, count, index, bits_for(call["num_weights"]), index)
     added = _segments(call.gpu, gradient, count, index, call["num_weights"])
     counted = _counted(count, index) if call["scale_grad_by_freq"] else NONE
     first = (copied,) if copied else ()
     return (
         *first,
-        *(each, each, each, sort, -sort, -each),
+        *(per_index, per_index, per_index, sort, -sort, -per_index),
         *counted,
         RESULTS,
         *added,
-        *((-each,) if counted else ()),
-        *(-each, -each),
+        *((-per_index,) if counted else ()),
+        *(-per_index, -per_index),
         *(-size for size in first),
     )
 
@@ -251,17 +254,17 @@ def _bag_backward(call: Call) -> Blocks:
     if call["mode"] == _MAXIMUM:
         return NONE
     count, index, rows = indices.numel(), indices.element_size(), call["num_weights"]
-    each = count * index
+    per_index = count * index
     sort = radix_sort(call.gpu, count, index, bits_for(rows), index)
     added = _segments(call.gpu, gradient, count, index, rows, in_bags=True)
     counted = _counted(count, index) if call["scale_grad_by_freq"] else NONE
     return (
-        *(each, each, each, sort, -sort, -each),
+        *(per_index, per_index, per_index, sort, -sort, -per_index),
         *counted,
         RESULTS,
         *added,
-        *((-each,) if counted else ()),
-        *(-each, -each),
+        *((-per_index,) if counted else ()),
+        *(-per_index, -per_index),
     )
 
 
@@ -307,8 +310,8 @@ def _index(call: Call) -> Blocks:
 
 def _as_long(indices: Iterable[Tensor | None]) -> list[int]:
     """Return the bytes of copies of indices of other types than int64."""
-    given = [each for each in indices if each is not None and each.dtype is not torch.int64]
-    return [each.numel() * _INDEX for each in given if each.dtype not in _MASKS]
+    given = [index for index in indices if index is not None and index.dtype is not torch.int64]
+    return [index.numel() * _INDEX for index in given if index.dtype not in _MASKS]
 
 
 def _index_put(call: Call) -> Blocks:
@@ -317,13 +320,13 @@ def _index_put(call: Call) -> Blocks:
     casts = _as_long(indices)
     if not call["accumulate"]:
         return beside(*casts)
-    given = [each for each in indices if each is not None]
-    if any(each.dtype in _MASKS for each in given):
+    given = [index for index in indices if index is not None]
+    if any(index.dtype in _MASKS for index in given):
         raise NotImplementedError
-    count = torch.broadcast_shapes(*(each.shape for each in given)).numel()
+    count = torch.broadcast_shapes(*(index.shape for index in given)).numel()
     rows = 1
-    for at, each in enumerate(indices):
-        rows *= tensor.shape[at] if each is not None else 1
+    for at, index in enumerate(indices):
+        rows *= tensor.shape[at] if index is not None else 1
     size = count * _INDEX
     sort = radix_sort(call.gpu, count, _INDEX, bits_for(rows), _INDEX)
     expanded = count * (tensor.numel() // max(1, rows))
