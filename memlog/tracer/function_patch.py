@@ -98,7 +98,9 @@ class _Patch(SharedHook[_Holder], Generic[_Holder]):
         raise NotImplementedError
 
     def _install(self) -> None:
+        # After `_uninstall`, the patch can still be there, below another library's patch.
         if not self._on:
+            # A function that the owner inherits must not be written into the owner afterwards.
             self._own = self._name in vars(self._owner)
             self._before = getattr(self._owner, self._name)
             internals.skip_compiling(self._replacement)
@@ -173,7 +175,9 @@ class _BackwardPasses(SharedHook[BackwardListener]):
         self._on = False
 
         def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            # After the outputs come the gradients, `keep_graph` and `create_graph`.
             creates_graph = args[2:3] == (True,)
+            # `torch.autograd.grad` does not accumulate gradients, so it makes no such cycles.
             cycles = creates_graph and kwargs.get("accumulate_grad") is True
             with ExitStack() as stack:
                 for listener in self.holders:

@@ -162,6 +162,7 @@ class OptimizerSubscription:
         """
         if not self._removed:
             here = threading.get_ident()
+            # The innermost step ends first.
             open_here = [reference for reference, thread in self._stepping[::-1] if thread == here]
             for optimizer in [reference() for reference in open_here]:
                 if optimizer is not None:

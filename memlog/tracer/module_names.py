@@ -77,7 +77,7 @@ class ModuleNames:
         self._known: dict[int, _KnownModule] = {}
         self._networks = defaultdict[str, _LiveNumbers](_LiveNumbers)
         self._parents = ModuleParents()
-        self._optimizers = {id(one): weakref.ref(one) for one in optimizers}
+        self._optimizers = {id(optimizer): weakref.ref(optimizer) for optimizer in optimizers}
         for module in (model, *others):
             if module is not None and not self.knows(module):
                 self._add_root(module)
@@ -100,7 +100,8 @@ class ModuleNames:
         if number is None:
             around = self.paths[surrounding].split(".")
             number = nearest[surrounding] = max(
-                numbers, key=lambda one: common_length(self.paths[one].split("."), around)
+                numbers,
+                key=lambda candidate: common_length(self.paths[candidate].split("."), around),
             )
         return number
 
@@ -128,12 +129,12 @@ class ModuleNames:
 
     def layers_around(self, layer: int) -> tuple[int, ...]:
         """Return the numbers of a layer and of the layers that contain it; empty for `OUTSIDE`."""
-        found = self._around.get(layer)
-        if found is None:
+        layers = self._around.get(layer)
+        if layers is None:
             paths = with_parents(self.paths[layer], self.paths)
-            found = tuple(self._numbers[path] for path in paths if path in self._numbers)
-            self._around[layer] = found
-        return found
+            layers = tuple(self._numbers[path] for path in paths if path in self._numbers)
+            self._around[layer] = layers
+        return layers
 
     def optimizer_steps(self, optimizer: Any) -> None:
         """Remember an optimizer: what it steps is trained."""
@@ -141,8 +142,13 @@ class ModuleNames:
 
     def known_optimizers(self) -> list[Any]:
         """Return the optimizers that were given, found or seen to step, without those that are deleted."""
-        found = {id(one): one for one in _alive(self._optimizers.values())}
-        return list({**found, **{id(one): one for one in self._parents.optimizers()}}.values())
+        known = {id(optimizer): optimizer for optimizer in _alive(self._optimizers.values())}
+        return list(
+            {
+                **known,
+                **{id(optimizer): optimizer for optimizer in self._parents.optimizers()},
+            }.values()
+        )
 
     def final_paths(self) -> tuple[str, ...]:
         """Return the paths by number, with the first network's name in its paths if several are trained."""
@@ -235,6 +241,7 @@ class ModuleNames:
         number = self.number(path, _kind(module))
         numbers = self._numbers_of(module)
         if numbers:
+            # The new path can be nearer to a layer than the known paths.
             self._known[id(module)].nearest.clear()
             numbers[number] = None
         elif len(self._known) <= 2 * MAX_NAMES:
@@ -305,8 +312,8 @@ class ModuleParents:
         known = self._modules.get(id(module))
         if (known is None or known() is not module) and self._searches < _MOST_SEARCHES:
             self._search()
-        found = list(optimizers) or self.optimizers()
-        return _of_the_optimizers(list(self._ends(module)), module, found)
+        known_optimizers = list(optimizers) or self.optimizers()
+        return _of_the_optimizers(list(self._ends(module)), module, known_optimizers)
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that the last search found, without those that are deleted."""
@@ -317,13 +324,14 @@ class ModuleParents:
         self._modules.clear()
         self._parents.clear()
         self._optimizers = []
-        for each in instances(nn.Module, Optimizer):
-            reference = weakref.ref(each)
-            if issubclass(type(each), Optimizer):
+        for instance in instances(nn.Module, Optimizer):
+            reference = weakref.ref(instance)
+            if issubclass(type(instance), Optimizer):
                 self._optimizers.append(reference)
                 continue
-            self._modules[id(each)] = reference
-            for name, child in registered(each, "_modules").items():
+            self._modules[id(instance)] = reference
+            for name, child in registered(instance, "_modules").items():
+                # A wrapper of `torch.compile` is the same layer as the module in it, not a parent.
                 if name != _COMPILED and child is not None:
                     self._parents[id(child)].append(reference)
 
@@ -335,10 +343,10 @@ class ModuleParents:
             around = _alive(self._parents.get(id(inner), ()))
             if not around:
                 yield inner
-            for each in around:
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    waiting.append(each)
+            for parent in around:
+                if id(parent) not in seen:
+                    seen.add(id(parent))
+                    waiting.append(parent)
 
 
 def may_be_part(module: Any) -> bool:
@@ -348,21 +356,23 @@ def may_be_part(module: Any) -> bool:
     looks like the registry of a module.
     """
     return any(
-        all(one is None or issubclass(type(one), nn.Module) for one in dict.values(each))
-        for each in referrers(module)
-        if issubclass(type(each), dict)
+        all(child is None or issubclass(type(child), nn.Module) for child in dict.values(registry))
+        for registry in referrers(module)
+        if issubclass(type(registry), dict)
     )
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
-    return [one for one in (reference() for reference in references) if one is not None]
+    return [alive for alive in (reference() for reference in references) if alive is not None]
 
 
 def _of_the_optimizers(candidates: Sequence[Any], module: Any, optimizers: Iterable[Any]) -> Any:
     """Return the candidate with most of the optimizers' parameters; ``module`` if several have as many."""
     if len(candidates) > 1:
         trained = _parameters_of(optimizers)
-        shares = [len(trained & {id(one) for one in _parameters(root)}) for root in candidates]
+        shares = [
+            len(trained & {id(parameter) for parameter in _parameters(root)}) for root in candidates
+        ]
         best = max(shares)
         candidates = [root for root, share in zip(candidates, shares, strict=True) if share == best]
     return candidates[0] if len(candidates) == 1 else module
@@ -380,8 +390,8 @@ def _parameters_of(optimizers: Iterable[Any]) -> set[int]:
 
 def registered(module: Any, registry: str) -> dict[str, Any]:
     """Return a module's children, parameters or buffers, without running code of the module's class."""
-    found = object.__getattribute__(module, "__dict__").get(registry)
-    return found if issubclass(type(found), dict) else {}
+    members = object.__getattribute__(module, "__dict__").get(registry)
+    return members if issubclass(type(members), dict) else {}
 
 
 def unique_modules(root: Any) -> Iterator[tuple[str, Any]]:
@@ -405,13 +415,18 @@ def _named_modules(root: Any) -> Iterator[tuple[str, Any]]:
         name, module = waiting.pop()
         yield name, module
         prefix = f"{name}." if name else ""
+        # The last entry of the list is taken first.
         children = reversed(registered(module, "_modules").items())
         waiting += [(prefix + child, inner) for child, inner in children if inner is not None]
 
 
 def _parameters(root: Any) -> Iterator[Any]:
     for _, module in () if root is None else unique_modules(root):
-        yield from (one for one in registered(module, "_parameters").values() if one is not None)
+        yield from (
+            parameter
+            for parameter in registered(module, "_parameters").values()
+            if parameter is not None
+        )
 
 
 def _has_tensors(root: Any) -> bool:

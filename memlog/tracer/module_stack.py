@@ -102,6 +102,7 @@ class ModuleStack:
     def close(self) -> None:
         """Close the window and end the open phases."""
         if not self.closed:
+            # A list, because another thread can join during the loop.
             for thread_state in list(self._thread_states.values()):
                 self.set_phase(thread_state, OUTSIDE, FORWARD)
             self.closed = True
@@ -129,6 +130,7 @@ class ModuleStack:
         if thread_state is None:
             return None
         task = internals.backward_task()
+        # No hook tells that a backward pass has ended. The next call of a module shows it.
         if task == internals.NO_TASK and thread_state.outside_owner[1] == BACKWARD:
             self._backward_ends(thread_state, thread_state.stack[-1][0])
             self.set_phase(thread_state, OUTSIDE, FORWARD)
@@ -178,6 +180,7 @@ class ModuleStack:
 
     def _autograds_threads_rest(self) -> None:
         """End the backward passes of autograd's threads. No hook tells when they end."""
+        # A list, because another thread can join during the loop.
         for thread_state in list(self._thread_states.values()):
             if thread_state.is_autograds and len(thread_state.stack) == 1:
                 self.set_phase(thread_state, OUTSIDE, FORWARD)
@@ -299,6 +302,7 @@ class CallingLines:
                 return self._number(code, frame.f_lineno, called)
             if owner == "installed":
                 installed = installed or frame
+            # The frames lead outwards. The last name is that of the function that the program calls.
             if (owner == "torch" and installed is None) or (owner == "installed" and not called):
                 name = code.co_name
                 if not name.startswith(("_", "<")) and name not in _WRAPPERS:
@@ -352,5 +356,5 @@ def _text(code: CodeType, line: int, called: str) -> str:
 
 
 def _short(name: str) -> str:
-    shown = "".join(one if one.isprintable() else "?" for one in name)
+    shown = "".join(character if character.isprintable() else "?" for character in name)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"

@@ -61,13 +61,13 @@ class ParameterOwners:
         Returns:
             Parameters, buffers and gradients of these root modules, each with its layer and category.
         """
-        found: list[tuple[Tensor, int, int]] = []
+        tensors: list[tuple[Tensor, int, int]] = []
         for root in self._names.roots[self._registered :]:
             self._registered += 1
             model = root.module()
             if model is not None:
-                found += self._tensors(model, root)
-        return found
+                tensors += self._tensors(model, root)
+        return tensors
 
     def _tensors(self, model: Any, root: RootModule) -> Iterator[tuple[Tensor, int, int]]:
         root_layer = self._names.owner_of("", root)
@@ -104,6 +104,7 @@ class ParameterOwners:
         return owner.root_layer if state.shared else owner.layer
 
     def _owner(self, parameter: Any) -> _Owner | None:
+        # Python may have given the `id` of a deleted parameter to this one.
         owner = self._known.get(id(parameter))
         return owner if owner is not None and owner.parameter(parameter) is parameter else None
 
@@ -117,8 +118,9 @@ def _members(model: Any, registry: str, method: str) -> Iterator[tuple[Any, str,
     seen: set[int] = set()
     for prefix, module in unique_modules(model):
         scripted = issubclass(type(module), torch.jit.ScriptModule)
-        found = getattr(module, method)() if scripted else registered(module, registry).items()
-        for name, tensor in list(found):
+        members = getattr(module, method)() if scripted else registered(module, registry).items()
+        # A list, because the module's dictionary can change while this generator waits.
+        for name, tensor in list(members):
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield module, name, f"{prefix}.{name}" if prefix else name, tensor
@@ -253,8 +255,8 @@ class WrapperMemory:
         for module, path, category in _FUNCTIONS:
             owner = sys.modules.get(module)
             *kind, name = path.split(".")
-            for each in kind:
-                owner = getattr(owner, each, None)
+            for attribute in kind:
+                owner = getattr(owner, attribute, None)
             if path not in _patches and hasattr(owner, name):
                 _patches[path] = AroundPatch(owner, name), category
         self._used = list(_patches.values())

@@ -24,6 +24,7 @@ class SharedHook(Generic[_Holder]):
     def __init__(self) -> None:
         self.holders: tuple[_Holder, ...] = ()
         self._lock = threading.Lock()
+        # A fork can copy the lock while another thread holds it.
         processes.renew(self, "_lock", threading.Lock)
 
     def add(self, holder: _Holder) -> None:
@@ -37,7 +38,7 @@ class SharedHook(Generic[_Holder]):
         with self._lock:
             if holder not in self.holders:
                 return
-            self.holders = tuple(one for one in self.holders if one != holder)
+            self.holders = tuple(other for other in self.holders if other != holder)
             if not self.holders:
                 self._uninstall()
 

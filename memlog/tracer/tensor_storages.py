@@ -78,18 +78,19 @@ def tensors_in(values: Any, limit: int = 1000) -> list[Tensor]:
     """Return the tensors in nested tuples, lists and dictionaries. Look at no more than ``limit`` values."""
     if type(values) in PLAIN_CLASSES:
         return [values]
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     waiting = [values]
     while waiting and limit > 0:
         limit -= 1
         value = waiting.pop()
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, dict):
+            # The last value of the list is taken first.
             waiting.extend(reversed(value.values()))
         elif isinstance(value, (tuple, list)):
             waiting.extend(reversed(value))
-    return found
+    return tensors
 
 
 def is_sparse(value: Any) -> bool:
@@ -104,13 +105,13 @@ def storages_in(values: Any) -> Storages:
 
 def changed(values: Any, before: Storages) -> list[Tensor]:
     """Return the plain tensors in ``values`` with a storage that is new or resized since ``before``."""
-    found = []
+    tensors = []
     for plain in _plain_tensors_in(values):
         storage = plain.untyped_storage()
         known = before.get(storage._cdata)
         if known is None or known[1] != storage.nbytes():
-            found.append(plain)
-    return found
+            tensors.append(plain)
+    return tensors
 
 
 def _plain_tensors_in(values: Any) -> Iterator[Tensor]:

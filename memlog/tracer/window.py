@@ -60,6 +60,7 @@ def _bytes_by_device(models: Sequence[Any]) -> Counter[torch.device]:
     sizes = Counter[torch.device]()
     for model in models:
         for tensor in itertools.chain(model.parameters(), model.buffers()):
+            # A tensor without bytes counts with 0, so that its device is known if no tensor has bytes.
             nothing = is_lazy(tensor) or tensor.device.type == "meta"
             sizes[_with_index(tensor.device)] += 0 if nothing else tensor.nbytes
     return sizes
@@ -330,6 +331,7 @@ class TraceWindow:
         All hooks are removed, but the dispatch mode may stay. `leave` removes the mode.
         """
         if self._trace is None:
+            # The end of the recording: `stop` takes time of its own.
             duration_ns = self._log.now()
             report = self._engine.stop()
             events, kept = self._log.close()

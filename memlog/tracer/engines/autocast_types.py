@@ -97,6 +97,7 @@ class AutocastTypes:
             return UNKNOWN_TYPE
         role = _role_of(func)
         tensors = list(self._tracked_tensors(args))
+        # A tensor without dimensions does not decide the type in torch's promotion.
         inputs = [tracked for tensor, tracked in tensors if tensor.ndim > 0]
         results = [tracked for _, tracked in self._tracked_tensors((out,))]
         if results and all(tracked in inputs for tracked in results):

@@ -53,16 +53,17 @@ def fragmentation(
     from memlog.trace.cuda_join import of_segments, of_statistics  # noqa: PLC0415 - the CPU needs none
 
     if snapshot is not None:
-        found = of_segments(snapshot.get("segments", ()), device.index or 0)
-        if found is not None:
-            return found, None
+        result = of_segments(snapshot.get("segments", ()), device.index or 0)
+        if result is not None:
+            return result, None
     allocated, reserved = read()
-    found = of_statistics(allocated, reserved)
-    return found, None if found else f"{device.type} does not report reserved bytes"
+    result = of_statistics(allocated, reserved)
+    return result, None if result else f"{device.type} does not report reserved bytes"
 
 
 def _caching_reader(device: torch.device) -> Callable[[], AllocatorBytes]:
     index = device.index or 0
+    # torch's public functions flatten all statistics at each call.
     raw = statistics_of(torch, device.type)
     if raw is not None:
 
@@ -147,6 +148,7 @@ class HookEngine:
 
     def module_begins(self, module: Any, args: Any) -> None:
         thread_state = self._module_stack.thread_state()
+        # When a backward pass reaches the inputs, it leaves this module for the surrounding one.
         surrounding = thread_state.stack[-1][0] if thread_state is not None else 0
         if self._module_stack.module_begins(module) is not None:
             self._backward.mark(args, surrounding)
@@ -197,8 +199,8 @@ class SamplerEngine(HookEngine):
             self._stopped = True
             self._end()
             self._sample(0, 1, 0)
-        found, reason = fragmentation(self._device)
-        return EngineReport(self._unseen(), found, reason)
+        result, reason = fragmentation(self._device)
+        return EngineReport(self._unseen(), result, reason)
 
     def _emit(self, kind: int, layer: int, phase: int, thread_state: ThreadState) -> None:
         self._sample(layer, phase, thread_state.number)

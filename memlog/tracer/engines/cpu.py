@@ -86,6 +86,7 @@ class DispatchEngine:
         self._model_tensors.add_new_roots()
         for optimizer in optimizers:
             self._model_tensors.add_optimizer(optimizer)
+        # The tensors of models and optimizers are classified already. The others have no known category.
         for fake in internals.live_fakes():
             self._live_storages.track_existing(fake)
         for workspace in SIMULATED.kept_by_libraries():
@@ -156,7 +157,7 @@ class DispatchEngine:
     def _missed(self, peak: int) -> tuple[str, ...]:
         """Return the reasons why peaks are lower bounds, in whole sentences."""
         live_storages = self._live_storages
-        found = {
+        limits = {
             operation_recorder.SPARSE: live_storages.sparse,
             operation_recorder.COMPLEX: live_storages.complex,
             operation_recorder.NESTED: live_storages.nested,
@@ -166,7 +167,7 @@ class DispatchEngine:
             operation_recorder.PRECISION: self._precision_changed,
             operation_recorder.COMPILED: self._compiled.unknown or self._compiled.may_have_run,
         }
-        missed = [sentence for sentence, applies in found.items() if applies]
+        missed = [sentence for sentence, applies in limits.items() if applies]
         if compilers := internals.unknown_compilers():
             missed.append(operation_recorder.unknown_compilers(compilers))
         if unmeasured := self._operations.unmeasured:
@@ -181,7 +182,9 @@ class DispatchEngine:
         Modules of others, such as those of a second training, do not count, unless no model is known.
         """
         called = [
-            module for module in (one() for one in self._called_elsewhere) if module is not None
+            module
+            for module in (reference() for reference in self._called_elsewhere)
+            if module is not None
         ]
         return any(map(self._names.knows, called)) or bool(called and not self._names.roots)
 
@@ -201,7 +204,7 @@ class DispatchEngine:
     def serials(self, tensors: Iterable[Any]) -> dict[int, int]:
         """Return the serial numbers of the tensors' storages by the storages' identity."""
         tracked = (self._live_storages.tracked(tensor) for tensor in tensors)
-        return {one.pointer: one.serial for one in tracked if one is not None}
+        return {storage.pointer: storage.serial for storage in tracked if storage is not None}
 
     # Calls from hooks.
 
@@ -218,8 +221,10 @@ class DispatchEngine:
                 self._called_elsewhere.append(weakref.ref(module))
             return
         _outside, *modules = thread_state.stack
+        # In a backward pass, checkpointing calls modules again.
         if len(modules) == 1 and modules[0][1] == internals.NO_TASK:
             for tensor in tensors:
+                # A tensor with a `grad_fn` is an activation.
                 if tensor.grad_fn is None:
                     self._live_storages.classify(tensor, OUTSIDE, INPUT)
 

@@ -141,6 +141,7 @@ class AllocatorHistory:
             "skip_actions": ["free_completed"],
         }
         record = self._memory._record_memory_history
+        # Older torch does not take all of these arguments.
         taken = inspect.signature(
             getattr(self._memory, "_record_memory_history_impl", record)
         ).parameters
@@ -177,6 +178,7 @@ class AllocatorHistory:
                 _reader = None
             if self._enabled_here:
                 self._enabled_here = False
+                # The program may have replaced this function, too.
                 if self._memory._record_memory_history is self._users:
                     self._memory._record_memory_history = self._record
                 if not self.taken_over:
@@ -186,8 +188,8 @@ class AllocatorHistory:
         """Return this device's entries since ``since_us``, a Unix time in microseconds."""
         traces = snapshot.get("device_traces", [])
         index = self.device.index or 0
-        found = traces[index] if index < len(traces) else []
-        return [entry for entry in found if entry.get("time_us", since_us) >= since_us]
+        trace = traces[index] if index < len(traces) else []
+        return [entry for entry in trace if entry.get("time_us", since_us) >= since_us]
 
 
 _TABLES = (
@@ -221,7 +223,7 @@ def addresses(device: torch.device) -> set[int]:
     except OSError as error:
         raise UnknownWorkspacesError from error
     try:
-        return {found for table in _tables() for found in _workspaces_in(memory, table())}
+        return {address for table in _tables() for address in _workspaces_in(memory, table())}
     except (OSError, OverflowError, struct.error) as error:
         raise UnknownWorkspacesError from error
     finally:
@@ -232,12 +234,14 @@ def addresses(device: torch.device) -> set[int]:
 def _tables() -> tuple[Callable[[], int], ...]:
     path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     try:
+        # `RTLD_NOLOAD` returns the library if torch has loaded it, and never loads it.
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         functions = [getattr(library, name) for name in _TABLES if hasattr(library, name)]
     except OSError:
         functions = []
     if not functions:
         raise UnknownWorkspacesError
+    # By default, ctypes returns an int, which would cut the pointer to 32 bits.
     for function in functions:
         function.restype = ctypes.c_void_p
     return tuple(functions)
@@ -247,15 +251,16 @@ def _workspaces_in(memory: int, table: int) -> list[int]:
     _, root, _, _, count = _HEADER.unpack(os.pread(memory, _HEADER.size, table))
     if count > _MOST:
         raise UnknownWorkspacesError
-    found: list[int] = []
+    workspaces: list[int] = []
     waiting = [root]
-    while waiting and len(found) < count:
+    # The count ends the walk even if a damaged read leads in a circle.
+    while waiting and len(workspaces) < count:
         node = waiting.pop()
         if node:
             _, _, left, right, _, _, address = _NODE.unpack(os.pread(memory, _NODE.size, node))
-            found.append(address)
+            workspaces.append(address)
             waiting += [left, right]
-    return found
+    return workspaces
 
 
 _UNSEEN = (
@@ -357,6 +362,7 @@ class NativeEngine(HookEngine):
     def optimizer_begins(self, optimizer: Any) -> None:
         for parameter in parameters_of(optimizer):
             layer = self._owners.of(parameter)
+            # The parameters of modules are classified with their modules.
             if layer == OUTSIDE:
                 self._classify(self._storages(parameter, layer, PARAMETER))
             if parameter.grad is not None:
@@ -438,12 +444,14 @@ class NativeEngine(HookEngine):
     def _find_workspaces(self) -> set[int]:
         """Return the addresses of cuBLAS's workspaces. Record them as existing, if they are older."""
         try:
-            found = addresses(self._device)
+            workspaces = addresses(self._device)
         except UnknownWorkspacesError:
             self._workspaces_unknown = True
             return set()
-        self._existing += [ExistingStorage(address, 0, OUTSIDE, WORKSPACE) for address in found]
-        return found
+        self._existing += [
+            ExistingStorage(address, 0, OUTSIDE, WORKSPACE) for address in workspaces
+        ]
+        return workspaces
 
     def _classify(self, storages: Sequence[ExistingStorage]) -> None:
         """Record the layers and categories that storages have from now on."""
@@ -477,12 +485,12 @@ class NativeEngine(HookEngine):
         tensors = tensors_in(args)
         if not tensors:
             return NO_INPUTS
-        found = {
+        sizes = {
             storage.address: storage.size
             for tensor in tensors
             for storage in self._storages(tensor, OUTSIDE, UNDECIDED)
         }
-        first, second, *_ = [*sorted(found, key=lambda address: -found[address]), 0, 0]
+        first, second, *_ = [*sorted(sizes, key=lambda address: -sizes[address]), 0, 0]
         return first, second
 
     def _storages(self, tensor: Tensor, layer: int, category: int) -> list[ExistingStorage]:
@@ -495,7 +503,7 @@ class NativeEngine(HookEngine):
         ]
 
     def _make_report(self, snapshot: Any, entries: int) -> EngineReport:
-        found, reason = base.fragmentation(self._device, snapshot)
+        fragmentation, reason = base.fragmentation(self._device, snapshot)
         dropped: dict[str, int] = {}
         if entries >= MAX_ENTRIES:
             dropped["history ring was full: the window's first events are missing"] = 1
@@ -510,4 +518,4 @@ class NativeEngine(HookEngine):
                 "The workspaces of cuBLAS can't be told from tensors here: they count for the layer that "
                 "multiplied matrices first.",
             )
-        return EngineReport(unseen, found, reason, dropped)
+        return EngineReport(unseen, fragmentation, reason, dropped)

@@ -190,6 +190,7 @@ class ObservingMode(TorchDispatchMode):
         before = None
         if kind & _CHANGES:
             first: Any = args[0] if args else None
+            # Writing to a dense tensor can't change its storage.
             if kind == WRITTEN and type(first) in PLAIN_CLASSES and first.layout is _STRIDED:
                 self._took(thread_time() - began + _CALL)
                 return func(*args, **kwargs) if kwargs else func(*args)
@@ -316,14 +317,16 @@ def _result_of(func: Any) -> int:
         return DETACHED
     if schema.name in _UNMARKED_VIEWS:
         return NOTHING
-    if any(one.alias_info is None for one in schema.returns):
+    if any(returned.alias_info is None for returned in schema.returns):
         return NEW
     may_resize = schema.name.startswith(("aten::resize", "aten::_resize", "aten::set_"))
     if may_resize or any(argument.is_out for argument in schema.arguments):
         return RESIZED
     written = any(
-        one.alias_info is not None and one.alias_info.is_write and str(one.type) == "Tensor"
-        for one in schema.arguments[:1]
+        argument.alias_info is not None
+        and argument.alias_info.is_write
+        and str(argument.type) == "Tensor"
+        for argument in schema.arguments[:1]
     )
     return WRITTEN if written else _result_of_view(func)
 

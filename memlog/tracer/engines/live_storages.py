@@ -98,9 +98,11 @@ class LiveStorages:
         """Stop tracking. Write how operations used the storages that are still live."""
         self.events.write_pending()
         self._closed = True
+        # A list, because a finalizer can change the dictionary during the loop.
         for tracked in list(self._tracked.values()):
             if tracked.cast_first or tracked.type in (HALF, HALF_BY_SLOW_CONVOLUTION, HALF_NOW):
                 self.events.use(tracked, USES)
+            # Without a serial number, the finalizer writes no FREE event.
             tracked.serial = -1
         self._tracked.clear()
 
@@ -186,7 +188,7 @@ class LiveStorages:
                 live.append((self.serial, size))
                 changes.append((self.serial, size))
             else:
-                block = next(each for each in reversed(live) if each[1] == -size)
+                block = next(open_block for open_block in reversed(live) if open_block[1] == -size)
                 live.remove(block)
                 changes.append((block[0], 0))
         if changes and first:
@@ -222,6 +224,8 @@ class LiveStorages:
         ends, live = _pairs(sizes or (), (size for size, _ in frees), made)
         kept: dict[int, tuple[Any, int]] = {}
         for pointer, (storage, _) in list(new.items()):
+            # The allocator's events name no storages. So a live allocation of the same size counts as the
+            # result's.
             at = next((at for at in live if live[at] == storage.nbytes()), None)
             if at is not None:
                 kept[at] = new.pop(pointer)
@@ -254,6 +258,7 @@ class LiveStorages:
             del self._tracked[tracked.pointer]
             self.events.write_pending()
             self.events.use(tracked, FREE)
+            # Without a serial number, the finalizer writes no second FREE event.
             tracked.serial = -1
         self._add(storage, owner, category, kind)
 
@@ -318,13 +323,13 @@ class LiveStorages:
 
         If there are fewer than two, 0 stands for each missing one.
         """
-        found = {
+        sizes = {
             tracked.serial: tracked.size
             for tensor in tensors
             for plain in storage_tensors(_counted(tensor))
             if (tracked := self._tracked.get(plain.untyped_storage()._cdata)) is not None
         }
-        first, second, *_ = [*sorted(found, key=lambda serial: -found[serial]), 0, 0]
+        first, second, *_ = [*sorted(sizes, key=lambda serial: -sizes[serial]), 0, 0]
         return first, second
 
     def _type_of(self, tensor: Tensor) -> int:

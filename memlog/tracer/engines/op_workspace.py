@@ -113,8 +113,8 @@ def run_unmeasured(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | 
     began = thread_time()
     out = func(*args, **kwargs)
     known = SIMULATED.known_workspace
-    found = None if known is None else known(func, args, kwargs)
-    return out, found, thread_time() - began
+    workspace = None if known is None else known(func, args, kwargs)
+    return out, workspace, thread_time() - began
 
 
 def workspace_class(func: Any) -> int:
@@ -132,8 +132,11 @@ def workspace_class(func: Any) -> int:
         return NO_WORKSPACE
     if torch.Tag.pointwise in func.tags and name not in _COPIED:
         return BY_TYPES
-    writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
-    views = all(one.alias_info is not None for one in schema.returns)
+    writes = any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    )
+    views = all(result.alias_info is not None for result in schema.returns)
     return NO_WORKSPACE if views and not writes else MEASURED
 
 
@@ -169,17 +172,17 @@ def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspace | None, float
             raise
         key = known = None
     began = thread_time()
-    found: Workspace | None = known
+    workspace: Workspace | None = known
     if known is not None:
         out = func(*args, **kwargs)
     elif of_fakes is not None and (not once or any(map(_is_fake, args))):
         out = func(*args, **kwargs)
-        found = of_fakes(func, args, kwargs, out)
-        if found is not None and key is not None and len(_known) < _MAX_KNOWN:
-            _known[key] = found
+        workspace = of_fakes(func, args, kwargs, out)
+        if workspace is not None and key is not None and len(_known) < _MAX_KNOWN:
+            _known[key] = workspace
     else:
-        out, found = _measured(key, func, args, kwargs)
-    return out, found, thread_time() - began
+        out, workspace = _measured(key, func, args, kwargs)
+    return out, workspace, thread_time() - began
 
 
 def _is_fake(value: Any) -> bool:
@@ -193,6 +196,7 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     """
     if depends_on_values(func):
         return None
+    # Some operations allocate a buffer for each thread.
     signature = [func, torch.get_num_threads(), onednn_enabled(), _precisions]
     signature.append(SIMULATED.measure_fakes is not None)
     for value in args:
@@ -226,11 +230,11 @@ def _measured(key: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Workspa
     out, sizes = allocations(func, args, kwargs)
     if sizes is None:
         return out, None
-    found = workspace_of(sizes)
+    workspace = workspace_of(sizes)
     if key is not None and len(_known) < _MAX_KNOWN:
-        _known[key] = found
-    _last_measured.func, _last_measured.found = func, found
-    return out, found
+        _known[key] = workspace
+    _last_measured.func, _last_measured.found = func, workspace
+    return out, workspace
 
 
 def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | None]:
@@ -257,10 +261,10 @@ def allocations(func: Any, args: Any, kwargs: Any) -> tuple[Any, list[int] | Non
         return out, None
     events = (record for thread in records for record in thread)
     sizes = []
-    for one in events:
-        if one.kind() == "memory_alloc":
-            sizes.append(one.cpu_memory_usage())
-        elif one.kind() == "push" and one.name() == internals.PROFILE_MARK:
+    for event in events:
+        if event.kind() == "memory_alloc":
+            sizes.append(event.cpu_memory_usage())
+        elif event.kind() == "push" and event.name() == internals.PROFILE_MARK:
             sizes.append(0)
     return out, sizes
 
@@ -291,7 +295,10 @@ def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int)
     """
     if len(set(map(len, found))) > 1:
         found = [_as_one(sizes) for sizes in found]
-    parts = [prod((length - one) / (at - one) for one in points if one != at) for at in points]
+    # Coefficients of Lagrange's polynomial through the measured points.
+    parts = [
+        prod((length - other) / (at - other) for other in points if other != at) for at in points
+    ]
     return [
         round(sum(part * size for part, size in zip(parts, sizes, strict=True)))
         for sizes in zip(*found, strict=True)
@@ -299,8 +306,8 @@ def extrapolated(found: Sequence[list[int]], points: Sequence[int], length: int)
 
 
 def _as_one(sizes: list[int]) -> list[int]:
-    found = workspace_of(sizes)
-    return [found.peak, found.kept - found.peak]
+    workspace = workspace_of(sizes)
+    return [workspace.peak, workspace.kept - workspace.peak]
 
 
 def _started(start: Callable[[], Any]) -> bool:

@@ -236,6 +236,7 @@ class CompiledCode:
             returned = True
         finally:
             self._running = False
+            # Also if the code has raised: the frees of its inputs must be written.
             with self._diagnostics.contained("recording compiled code"):
                 owner = self._owner(thread_state)
                 self.calls[owner.layer] += 1

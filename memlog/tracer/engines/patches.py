@@ -58,9 +58,9 @@ _compiled: dict[str, AroundPatch] = {}
 def compiled_code() -> Sequence[AroundPatch]:
     """Return a patch for each class that runs Inductor's code and that this process has loaded."""
     for module, name in internals.COMPILED_CODE:
-        found = getattr(sys.modules.get(module), name, None)
-        if found is not None and name not in _compiled:
-            _compiled[name] = AroundPatch(found, "__call__")
+        runner = getattr(sys.modules.get(module), name, None)
+        if runner is not None and name not in _compiled:
+            _compiled[name] = AroundPatch(runner, "__call__")
     return tuple(_compiled.values())
 
 
@@ -159,8 +159,12 @@ class UntracedDerivatives:
 
 def _nodes_concerned(outputs: Sequence[Any]) -> list[Any]:
     """Return the nodes of a graph that have to run without the mode."""
+    # A tensor subclass could run code of its own to return `grad_fn`.
     with DisableTorchFunction():
-        waiting = [one.grad_fn if isinstance(one, Tensor) else one.node for one in outputs]
+        waiting = [
+            output.grad_fn if isinstance(output, Tensor) else output.node for output in outputs
+        ]
+    # The nodes are kept. Otherwise another node could get the same `id`.
     seen: dict[int, Any] = {}
     while waiting and len(seen) < _MAX_NODES:
         node = waiting.pop()
@@ -236,6 +240,7 @@ class ModeCopies:
         if phase == BACKWARD:
             return self._replaced_in_backward(func, role, args, out, thread_state)
         if role == _MULTIPLIES:
+            # The product gets the next serial number.
             self._product = self._live_storages.serial + 1
         elif (
             role == _ADDS
@@ -355,6 +360,8 @@ def unshared_reference_count() -> int:
     counter = _ReferenceCounter()
     bias = torch.zeros(1)
     with torch.no_grad(), counter:
+        # In `linear`, no Python code holds the product to which the bias is added. In the second line, Python
+        # holds the zeros.
         linear(torch.zeros(2, 2, 2).transpose(0, 1), torch.zeros(1, 2), bias)
         torch.zeros(1).add(bias)
     unheld, *held = counter.counts or (-1,)

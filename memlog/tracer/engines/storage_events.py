@@ -282,6 +282,7 @@ class StorageEvents:
                 events += self._made_by(serial, now)
             else:
                 events += pack(serial, 0, now, 0, FREE, made, 0, 0)
+        # The workspace's events must follow the pending ALLOC event.
         if self._pending:
             self._pending[-1].workspace = events
         else:
@@ -348,6 +349,7 @@ class StorageEvents:
                         append(successor.workspace)
                         return
                     append(successor.event + successor.workspace)
+                # A newer storage can have the same address.
                 if storages.get(tracked.pointer) is tracked:
                     del storages[tracked.pointer]
                 event = tracked.use_event(FREE, now())

@@ -96,6 +96,7 @@ class Budget:
         self._traced += 1
         self._since = 0
         self._spacing = 1 if self._traced < SET_UP else SPACING
+        # A trace that was cut shows only that a whole one costs more.
         if cut:
             self._costs.clear()
         self._costs.append(max(_MORE * cost, self._expected) if cut else cost - once)

@@ -53,6 +53,7 @@ class OptimizerSchedule:
         self._begins(optimizer)
         self._stepping.add(id(optimizer))
         part = self._parts.pop(id(optimizer), None)
+        # Python may have given the `id` of a deleted optimizer to this one.
         if part is None or part.optimizer() is not optimizer:
             part = _OptimizerSteps(optimizer)
         elif self.clock_steps > part.last:
@@ -74,6 +75,7 @@ class OptimizerSchedule:
     @property
     def has_interval(self) -> bool:
         """True if the interval of an optimizer is known, because this optimizer has stepped twice."""
+        # A list, because an optimizer of another thread can step during the loop.
         return any(part.interval is not None for part in list(self._parts.values()))
 
     def optimizers(self) -> list[Any]:
@@ -85,9 +87,13 @@ class OptimizerSchedule:
 
     def has_joined(self, members: OptimizerRefs) -> bool:
         """Return whether some of ``members`` and some other optimizer take part in the current iteration."""
-        there = {id(optimizer) for optimizer in (one() for one in members) if optimizer is not None}
-        found = [id(part.optimizer()) in there for part in self.active()]
-        return any(found) and not all(found)
+        there = {
+            id(optimizer)
+            for optimizer in (reference() for reference in members)
+            if optimizer is not None
+        }
+        is_member = [id(part.optimizer()) in there for part in self.active()]
+        return any(is_member) and not all(is_member)
 
     def begin_window(self) -> None:
         """Start a window. An optimizer step that is running counts as a step in the window.
@@ -108,6 +114,7 @@ class OptimizerSchedule:
 
         An iteration belongs to one thread.
         """
+        # A list, because an optimizer of another thread can step during the loop.
         for part in list(self._parts.values()):
             optimizer = part.optimizer()
             if optimizer is not None and not trained_elsewhere(part.thread):
@@ -220,6 +227,7 @@ def trained_elsewhere(thread: threading.Thread | None) -> bool:
     """
     if thread is None or thread is threading.current_thread():
         return False
+    # Python did not start autograd's threads, so `threading` represents them by this class.
     return thread.is_alive() and not isinstance(thread, threading._DummyThread)
 
 
@@ -255,7 +263,11 @@ class RootModules:
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that tell which root modules are trained. Some may never have stepped."""
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
 
     def remember(
         self, roots: Sequence[Any], thread: threading.Thread | None, optimizers: Sequence[Any]
@@ -264,7 +276,7 @@ class RootModules:
 
         Leave out modules without parameters, and modules that are parts of other modules.
         """
-        self._optimizers = [weakref.ref(one) for one in optimizers]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         trained = [root for root in roots if next(root.parameters(), None) is not None]
         parts = {id(part) for root in trained for part in root.modules() if part is not root}
         if any(root is self._model for root in trained):

@@ -69,7 +69,7 @@ def trace_event(
         duration_us=round(result.duration_ms * 1000),
         skipped=skipped,
         lines=tuple(
-            TracedLine(one.line, one.at_peak) for one in result.lines[:TOP_LINES] if one.at_peak
+            TracedLine(line.line, line.at_peak) for line in result.lines[:TOP_LINES] if line.at_peak
         ),
         device=_device_name(result.device),
     )
@@ -164,6 +164,7 @@ class KeptTrace:
         ``outdated``: True if the kept trace lacks an optimizer that takes part now.
         """
         if outdated:
+            # With this rank, any trace replaces the kept one.
             self._rank = -1
         kept = self._keep_if_more_representative(step_trace)
         self._publish(msgspec.structs.replace(step_trace.event, kept=kept))
@@ -271,12 +272,12 @@ class LargerSteps:
     def __call__(self, event: Event) -> None:
         if not isinstance(event, Batch):
             return
-        for each in peak_readings(event):
-            if each.peak is not None:
-                self._marks[each.name] = each.peak
-                level = self._traced.setdefault(each.name, each.peak)
-                rose = each.source == "exact"
-                self.seen |= rose and each.peak >= max(_LARGER * level, level + _LEAST)
+        for reading in peak_readings(event):
+            if reading.peak is not None:
+                self._marks[reading.name] = reading.peak
+                level = self._traced.setdefault(reading.name, reading.peak)
+                rose = reading.source == "exact"
+                self.seen |= rose and reading.peak >= max(_LARGER * level, level + _LEAST)
 
     def step_was_traced(self) -> None:
         """Record that a step was traced. Compare later steps with the highest peak so far."""

@@ -180,6 +180,7 @@ class StepScheduler:
             self._kept_trace.finish(outdated=self._is_outdated())
         if self._subscription is not None:
             self._subscription.remove()
+        # A program without torch has not loaded this module, and has nothing to remove.
         deferred_removal = sys.modules.get("memlog.tracer.function_patch")
         if deferred_removal is not None:
             deferred_removal.remove_waiting()
@@ -341,6 +342,7 @@ class StepScheduler:
                 self._abandon(ATTEMPT_FAILED)
                 self._retry.want()
                 return
+        # Another thread may have closed the window since. `take` gives it to one thread only.
         opened = self._slot.take(any_thread=any_thread)
         if opened is None:
             return
