@@ -131,12 +131,12 @@ def relation(steps: Sequence[StepPeak]) -> Relation | None:
     known = [step for step in steps if step.known]
     if len(known) < FEWEST or _range(known) < _LEAST_RISE or _is_kept(known):
         return None
-    found = [
+    relations = [
         explained
         for dimension in _independent(known)
         if (explained := _explained_by(dimension, steps)) is not None
     ]
-    return found[0] if len(found) == 1 else None
+    return relations[0] if len(relations) == 1 else None
 
 
 def _range(known: Sequence[StepPeak]) -> int:
@@ -158,38 +158,39 @@ def _independent(known: Sequence[StepPeak]) -> Iterator[_Dimension]:
     """
     sets: list[tuple[list[int], list[_Dimension]]] = []
     for dimension, values in _varying(known):
-        together = next((each for of, each in sets if _vary_together(of, values)), None)
+        together = next((dimensions for of, dimensions in sets if _vary_together(of, values)), None)
         if together is None:
             sets.append((values, [dimension]))
         else:
             together.append(dimension)
     for _, together in sets:
-        yield next((each for each in together if each.is_length), together[0])
+        yield next((member for member in together if member.is_length), together[0])
 
 
 def _varying(known: Sequence[StepPeak]) -> Iterator[tuple[_Dimension, list[int]]]:
     """Yield each dimension that every step has and whose size varies, with its size in each step."""
     sizes = [_sizes(step) for step in known]
     for dimension in sizes[0]:
-        values = [each[dimension] for each in sizes if dimension in each]
+        values = [of_step[dimension] for of_step in sizes if dimension in of_step]
         if len(values) == len(sizes) and len(set(values)) > 1:
             yield dimension, values
 
 
 def _sizes(step: StepPeak) -> dict[_Dimension, int]:
     return {
-        _Dimension(each.name, axis, len(each.shape), each.dtype): size
-        for each in step.inputs
-        for axis, size in enumerate(each.shape)
+        _Dimension(tensor.name, axis, len(tensor.shape), tensor.dtype): size
+        for tensor in step.inputs
+        for axis, size in enumerate(tensor.shape)
     }
 
 
 def _vary_together(some: Sequence[int], others: Sequence[int]) -> bool:
     """Return True if one series is a multiple of the other plus a constant, as for labels and their mask."""
     at = next(at for at, value in enumerate(some) if value != some[0])
+    # Products of whole numbers compare exactly, quotients would not.
     return all(
-        (one - some[0]) * (others[at] - others[0]) == (other - others[0]) * (some[at] - some[0])
-        for one, other in zip(some, others, strict=True)
+        (left - some[0]) * (others[at] - others[0]) == (right - others[0]) * (some[at] - some[0])
+        for left, right in zip(some, others, strict=True)
     )
 
 
@@ -201,6 +202,7 @@ def _explained_by(dimension: _Dimension, steps: Sequence[StepPeak]) -> Relation 
         return None
     points = [(float(size), float(step.peak)) for size, step in known]
     bounds = [(float(size), float(step.peak)) for size, step in pairs if not step.known]
+    # If a line fits, a parabola fits, too. So the line comes first.
     for degree in (1, 2):
         fit = _polynomial(points, degree)
         if fit is not None and _holds(fit, degree, points, bounds):
@@ -283,6 +285,7 @@ def _polynomial(points: Sequence[tuple[float, float]], degree: int) -> _Fit | No
     if len({size for size, _ in points}) <= degree:
         return None
     base = sum(peak for _, peak in points) / len(points)
+    # Sizes from 0 to 1 keep the equations accurate. Powers of large sizes would lose digits.
     scaled = [((size - low) / span, peak - base) for size, peak in points]
     rows = [
         [
@@ -301,12 +304,13 @@ def _solved(rows: list[list[float]]) -> list[float]:
     """Solve linear equations by elimination without row exchange. The matrix must be positive definite."""
     count = len(rows)
     for at in range(count):
-        rows[at] = [each / rows[at][at] for each in rows[at]]
+        rows[at] = [number / rows[at][at] for number in rows[at]]
         for other in range(count):
             if other != at:
                 factor = rows[other][at]
                 rows[other] = [
-                    each - factor * pivot for each, pivot in zip(rows[other], rows[at], strict=True)
+                    number - factor * pivot
+                    for number, pivot in zip(rows[other], rows[at], strict=True)
                 ]
     return [row[-1] for row in rows]
 
@@ -388,13 +392,13 @@ def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
 
 def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
     """Return the relation in one sentence; the arguments are as in `larger_steps`."""
-    what = f"dimension {found.dimension} of `{found.name}`"
+    dimension = f"dimension {found.dimension} of `{found.name}`"
     if found.is_length:
-        what = f"the sequence length ({what})"
+        dimension = f"the sequence length ({dimension})"
     elif not found.dimension:
-        what += " (usually the batch size)"
+        dimension += " (usually the batch size)"
     unit = " per token" if found.is_length else " per unit"
-    each = f"{format_bytes(found.slope)}{unit}"
+    per_unit = f"{format_bytes(found.slope)}{unit}"
     how = "" if found.is_linear else f" at {found.largest:,}, and faster than in proportion"
     longest = "longest" if found.is_length else "largest"
     if not at_the_end:
@@ -405,7 +409,7 @@ def title(found: Relation, highest: int, *, at_the_end: bool) -> str:
     if missing > 0:
         longest += " that memlog looked at"
     return (
-        f"The peak follows {what}: {each}{how}; the {longest}, {found.largest:,} at step "
+        f"The peak follows {dimension}: {per_unit}{how}; the {longest}, {found.largest:,} at step "
         f"{found.step:,}, {reached}"
     )
 

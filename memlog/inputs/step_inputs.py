@@ -110,13 +110,13 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     codes = [frame.f_code for frame in frames[1:3] if frame.f_code.co_name == "forward"]
     if codes:
         names = codes[0].co_varnames[1 : codes[0].co_argcount]
-    found: list[tuple[str, object]] = []
+    arguments: list[tuple[str, object]] = []
     if type(positional) is tuple:
         named = (*names, *(f"args[{at}]" for at in range(len(names), len(positional))))
-        found += zip(named, positional, strict=False)
+        arguments += zip(named, positional, strict=False)
     if type(by_name) is dict:
-        found += by_name.items()
-    return found
+        arguments += by_name.items()
+    return arguments
 
 
 def variables_of(frame: FrameType) -> list[tuple[str, object]]:
@@ -230,13 +230,14 @@ def _items(name: str, value: object) -> Iterator[tuple[str, object]]:
         inner = dict(_attributes(value)).get("data")
         if type(inner) is dict:
             yield from _dict_items(name, inner)
-    elif any("__dataclass_fields__" in class_namespace(one) for one in bases(type(value))):
-        yield from ((f"{name}.{field}", each) for field, each in _attributes(value))
+    elif any("__dataclass_fields__" in class_namespace(base) for base in bases(type(value))):
+        yield from ((f"{name}.{field}", item) for field, item in _attributes(value))
 
 
 def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, object]]:
     if dict.__len__(values) > _ITEMS:
         return
+    # A copy, because another thread can change the dictionary.
     for key, value in list(dict.items(values)):
         if type(key) is str and key.isprintable():
             yield f'{name}["{key}"]', value
@@ -245,6 +246,7 @@ def _dict_items(name: str, values: dict[object, object]) -> Iterator[tuple[str, 
 
 
 def _sequence_items(name: str, values: Iterator[object]) -> Iterator[tuple[str, object]]:
+    # One item more than the maximum shows that there are too many.
     items = list(islice(values, _ITEMS + 1))
     if len(items) <= _ITEMS:
         yield from ((f"{name}[{at}]", item) for at, item in enumerate(items))
@@ -255,7 +257,7 @@ def _attributes(value: object) -> list[tuple[str, object]]:
     own = instance_dict(value)
     if own is None or len(own) > _ITEMS:
         return []
-    return [(name, each) for name, each in list(own.items()) if type(name) is str]
+    return [(name, item) for name, item in list(own.items()) if type(name) is str]
 
 
 _LOOKS = 2
@@ -280,7 +282,7 @@ class KeptTensors:
         The items of a container that gains items from look to look are left out, and so is a variable's
         tensor whose own growth explains the peaks.
         """
-        held = Counter(container for each in found if (container := _container(each)))
+        held = Counter(container for tensor in found if (container := _container(tensor)))
         for name, count in held.items():
             if count > self._held.get(name, count):
                 self._gains[name] += 1
@@ -288,9 +290,9 @@ class KeptTensors:
                 self._gains[name] = 0
         self._held = held
         return tuple(
-            each
-            for each in found
-            if not self._gains[_container(each)] and not self._explains_peaks(each, peak)
+            tensor
+            for tensor in found
+            if not self._gains[_container(tensor)] and not self._explains_peaks(tensor, peak)
         )
 
     def _explains_peaks(self, each: TensorInput, peak: int) -> bool:
@@ -366,14 +368,14 @@ class LoaderWatch:
     def lengths(self) -> SampleLengths | None:
         """Return the lengths of the samples of a loader that is iterated now; ``None``: unknown."""
         for reference in list(self._iterators):
-            one = reference()
-            if one is None:
+            iterator = reference()
+            if iterator is None:
                 continue
             with self._diagnostics.contained("reading the lengths of samples"):
-                if one not in self._known:
-                    self._known[one] = lengths_of(one)
-                if (found := self._known[one]) is not None:
-                    return found
+                if iterator not in self._known:
+                    self._known[iterator] = lengths_of(iterator)
+                if (known := self._known[iterator]) is not None:
+                    return known
         return None
 
     def _imported(self, module: Any) -> None:
@@ -391,7 +393,11 @@ class LoaderWatch:
             self._replaced.replace(module.DataLoader, "__iter__", iterating)
 
     def _note(self, new: weakref.ref[Any]) -> None:
-        alive = [each for each in self._iterators if each() is not None and each() is not new()]
+        alive = [
+            reference
+            for reference in self._iterators
+            if reference() is not None and reference() is not new()
+        ]
         self._iterators = [*alive, new][-_LOADERS:]
 
 
@@ -403,11 +409,11 @@ def lengths_of(iterator: object) -> SampleLengths | None:
     attributes = instance_dict(iterator) or {}
     own = {name: attributes.get(f"_{name}") for name in ("index_sampler", "dataset", "collate_fn")}
     of_sampler = next(_of_samplers(own["index_sampler"]), None)
-    found = of_sampler or next(_of_data(own["dataset"]), None)
+    told = of_sampler or next(_of_data(own["dataset"]), None)
     most = _maximum(own["collate_fn"])
-    if found is None:
+    if told is None:
         return None if most is None else SampleLengths(f"the collator's {most[0]}", most[1], 0)
-    source, lengths = found
+    source, lengths = told
     longest = int(lengths.max() if hasattr(lengths, "max") else max(lengths))
     step = -(-len(lengths) // _SAMPLED)
     ordered = sorted(map(int, lengths[::step]), reverse=True)
@@ -417,7 +423,7 @@ def lengths_of(iterator: object) -> SampleLengths | None:
         share /= 2
     if most is not None and most[1] < longest:
         source, longest = f"{source}, truncated to the collator's {most[0]}", most[1]
-        tail = [min(one, longest) for one in tail]
+        tail = [min(length, longest) for length in tail]
     return SampleLengths(
         source,
         longest,
@@ -431,9 +437,9 @@ def lengths_of(iterator: object) -> SampleLengths | None:
 
 def _of_data(data: object) -> Iterator[tuple[str, Any]]:
     """Yield the lengths that a data set tells, with their sources."""
-    for found in (_of_columns(data), _of_list(data)):
-        if found is not None:
-            yield found
+    for told in (_of_columns(data), _of_list(data)):
+        if told is not None:
+            yield told
     yield from _of_attributes(data)
 
 

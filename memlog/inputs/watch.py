@@ -113,8 +113,8 @@ class StepInputsWatch:
 
     def __call__(self, batch: Batch) -> None:
         """Process the end of a step."""
-        found = _reading(batch)
-        device, after, peak = found.owner, found.level, found.peak
+        reading = _reading(batch)
+        device, after, peak = reading.owner, reading.level, reading.peak
         if device != self._device:
             self._device, self.next_look = device, 0
             self._forget()
@@ -127,14 +127,14 @@ class StepInputsWatch:
             self._first = batch.step
             # Besides, the next look then sees what grows, and what is new.
             inputs, fresh = self._read_inputs(peak)
-            if found.source == "exact" and device != "host" and inputs:
+            if reading.source == "exact" and device != "host" and inputs:
                 self._early.append(
                     StepPeak(batch.step, inputs, peak, known=True, after=after, fresh=fresh)
                 )
             if not self._warm_up:
                 self.next_look = self._begun
             return
-        rose = found.source == "exact"
+        rose = reading.source == "exact"
         has_risen = rose and peak >= _RISEN * self._risen
         if has_risen:
             self._risen = peak
@@ -144,12 +144,13 @@ class StepInputsWatch:
         is_exact = rose and device != "host" and self._looks < _EXACT
         if has_risen or is_record or is_exact or now >= self.next_look:
             # If other code resets the mark between the steps, the new mark is the step's peak, too.
-            is_reset = found.source == "sampled"
+            is_reset = reading.source == "sampled"
             if not (is_reset and peak <= before):
                 known = rose or is_reset
                 self._look(batch.step, peak, after, rose=known, is_record=is_record, rises=is_exact)
             self._cost = time.perf_counter_ns() - now
             self._spent += self._cost
+            # Until then, one more look keeps to the share of the run's time.
             self.next_look = self._begun + int((self._spent + self._cost) / _SHARE)
 
     def device_found(self, event: Event) -> None:
@@ -202,20 +203,21 @@ class StepInputsWatch:
     def _known_steps(self) -> list[StepPeak]:
         traced = self._traced
         return [
-            one
-            if one.known or one.step not in traced
-            else one._replace(peak=traced[one.step], known=True)
-            for one in self._steps
+            step
+            if step.known or step.step not in traced
+            else step._replace(peak=traced[step.step], known=True)
+            for step in self._steps
         ]
 
     def _read_inputs(self, peak: int) -> tuple[tuple[TensorInput, ...], frozenset[str]]:
         """Return the tensors among the step's variables, and the names of those that are new."""
-        found, tensors = inputs_at_step_end()
-        known, self._tensors = self._tensors, [weakref.ref(one) for one in tensors]
-        before = {id(one) for reference in known if (one := reference()) is not None}
-        pairs = zip(found, tensors, strict=True)
-        fresh = frozenset(each.name for each, tensor in pairs if id(tensor) not in before)
-        return self._kept.inputs_among(found, peak), fresh
+        inputs, tensors = inputs_at_step_end()
+        # Weak references, because memlog must not keep a batch alive.
+        known, self._tensors = self._tensors, [weakref.ref(tensor) for tensor in tensors]
+        before = {id(old) for reference in known if (old := reference()) is not None}
+        pairs = zip(inputs, tensors, strict=True)
+        fresh = frozenset(described.name for described, tensor in pairs if id(tensor) not in before)
+        return self._kept.inputs_among(inputs, peak), fresh
 
     def _publish_inputs(self, step: StepPeak) -> None:
         if self._published >= _EVENTS:
@@ -224,9 +226,9 @@ class StepInputsWatch:
         self._newest_published = step.step
         self._most_elements = max(self._most_elements, _elements(step))
         like = (
-            one.step
-            for one in self._steps
-            if one.inputs == step.inputs and one.peak * _RECORD <= step.peak
+            earlier.step
+            for earlier in self._steps
+            if earlier.inputs == step.inputs and earlier.peak * _RECORD <= step.peak
         )
         self._publish(
             StepInputs(
@@ -242,7 +244,7 @@ class StepInputsWatch:
     def _varying_first(self, inputs: tuple[TensorInput, ...]) -> tuple[TensorInput, ...]:
         """Return the inputs that differ between steps, then the others, such as a whole data set."""
         constant = set(inputs).intersection(*(step.inputs for step in self._steps))
-        return tuple(sorted(inputs, key=lambda each: each in constant))
+        return tuple(sorted(inputs, key=lambda tensor: tensor in constant))
 
     def _publish_largest(self) -> None:
         """Publish the inputs of the newest step that raised the peak, unless they are published already."""
@@ -262,23 +264,23 @@ class StepInputsWatch:
         known, grows = self._found, self._steps_grow(step)
         if (known is not None and not at_the_end) or not (grows or known):
             return
-        found = related
+        latest = related
         if known is not None and not grows:
-            found = (found or known)._replace(per_step=0.0)
-        if found is None:
+            latest = (latest or known)._replace(per_step=0.0)
+        if latest is None:
             return
         from memlog.inputs.relation import larger_steps, matters  # noqa: PLC0415 - rarely needed
 
-        if matters(found):
-            self._found = found
+        if matters(latest):
+            self._found = latest
             self._publish(
                 larger_steps(
-                    found,
+                    latest,
                     step,
                     self._highest,
                     self._device,
                     at_the_end=at_the_end,
-                    free=self._free(found.peak),
+                    free=self._free(latest.peak),
                 )
             )
 
@@ -300,6 +302,7 @@ class StepInputsWatch:
         if self._sample_lengths is None or not at_the_end:
             # At the end, the loader of an evaluation may be the only one that is left.
             self._sample_lengths = self._lengths()
+        # The selection starts at the end, because the largest size must be in it.
         points = sorted(found.points)
         stride = -(-len(points) // _POINTS)
         self._publish(
@@ -341,8 +344,10 @@ class StepInputsWatch:
 
 def _reading(batch: Batch) -> Reading:
     """Return the reading of the accelerator with the highest peak, or of the process."""
-    found = peak_readings(batch)
-    return found[0] if len(found) == 1 else max(found, key=lambda each: each.peak or 0)
+    readings = peak_readings(batch)
+    return (
+        readings[0] if len(readings) == 1 else max(readings, key=lambda reading: reading.peak or 0)
+    )
 
 
 def _most_likely(step: StepPeak) -> tuple[TensorInput, ...]:
@@ -350,9 +355,9 @@ def _most_likely(step: StepPeak) -> tuple[TensorInput, ...]:
 
     If all tensors are older, the step may train with the same ones each time, so all are returned.
     """
-    fresh = tuple(each for each in step.inputs if each.name in step.fresh)
+    fresh = tuple(tensor for tensor in step.inputs if tensor.name in step.fresh)
     return fresh or step.inputs
 
 
 def _elements(step: StepPeak) -> int:
-    return sum(each.elements for each in _most_likely(step))
+    return sum(tensor.elements for tensor in _most_likely(step))

@@ -147,7 +147,7 @@ def _innermost(frames: Sequence[FrameType]) -> FrameType | None:
     )
     inner = list(program_frames(reversed(frames)))
     own = (
-        each for each in inner if not each.f_code.co_filename.startswith((*installed, "<frozen"))
+        frame for frame in inner if not frame.f_code.co_filename.startswith((*installed, "<frozen"))
     )
     return next(own, None)
 
@@ -235,8 +235,9 @@ def _of_optimizer(torch: Any, optimizer: Any, device: int) -> Doing:
             if parameter.grad is not None and is_on(parameter, device):
                 own += size_of(parameter)
                 state = optimizer.state.get(parameter, {})
+                # A tensor without dimensions is a step counter.
                 held = sum(
-                    isinstance(each, torch.Tensor) and each.dim() > 0 for each in state.values()
+                    isinstance(value, torch.Tensor) and value.dim() > 0 for value in state.values()
                 )
                 most, lacking = max(most, held), lacking + (held < (tensors or 1))
     # An optimizer of another package may have no state. It makes state if some parameters have state already.
@@ -255,14 +256,18 @@ def _tensors_of_state(torch: Any, optimizer: Any) -> int | None:
     if name == "SGD":
         return int(bool(options.get("momentum")))
     more = ("amsgrad", "centered") if name != "RMSprop" else ("centered", "momentum")
-    return _STATE_TENSORS[name] + sum(bool(options.get(each)) for each in more)
+    return _STATE_TENSORS[name] + sum(bool(options.get(option)) for option in more)
 
 
 def _of_buckets(torch: Any, frame: FrameType, device: int) -> Doing:
     owner = dict(variables_of(frame)).get("self")
     if not is_kind(owner, torch.nn.Module):
         return Doing()
-    gradients = [each for each in owner.parameters() if each.requires_grad and is_on(each, device)]  # type: ignore[attr-defined] # a module
+    gradients = [
+        parameter
+        for parameter in owner.parameters()  # type: ignore[attr-defined] # a module
+        if parameter.requires_grad and is_on(parameter, device)
+    ]
     return Doing("DDP buckets", None, sum(map(size_of, gradients)) or None)
 
 
@@ -311,7 +316,9 @@ def _cache(torch: Any, frames: Sequence[FrameType], device: int, names: re.Patte
     for frame in program_frames(reversed(frames)):
         for name, value in variables_of(frame):
             if names.match(name):
-                held = sizes_of(each for each in _tensors(torch, value) if is_on(each, device))
+                held = sizes_of(
+                    tensor for tensor in _tensors(torch, value) if is_on(tensor, device)
+                )
                 largest = max(largest, sum(held.values()))
     return largest
 
@@ -322,12 +329,12 @@ def _tensors(torch: Any, value: object) -> Iterator[Any]:
 
 
 def _inside(value: object) -> Sequence[object]:
-    found: Any = value
+    container: Any = value
     if is_kind(value, dict):
-        return list(dict.values(found))[:_ITEMS]
+        return list(dict.values(container))[:_ITEMS]
     for kind in (list, tuple):
         if is_kind(value, kind):
-            return list(kind.__iter__(found))[:_ITEMS]
+            return list(kind.__iter__(container))[:_ITEMS]
     own = None if isinstance(value, type) else instance_dict(value)
     return [] if own is None else list(own.values())[:_ITEMS]
 
@@ -340,21 +347,23 @@ class _Models:
         owners: list[Any] = [
             frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl"
         ]
-        running = [each for each in owners if is_kind(each, torch.nn.Module)]
+        running = [owner for owner in owners if is_kind(owner, torch.nn.Module)]
         held = (
             value for frame in program_frames(reversed(frames)) for _, value in variables_of(frame)
         )
-        modules = [*running, *(each for each in held if is_kind(each, torch.nn.Module))]
+        modules = [*running, *(value for value in held if is_kind(value, torch.nn.Module))]
         # `copy.deepcopy` has a module without anything in it until the copies of its parts are made.
-        modules = [each for each in modules if "_parameters" in (instance_dict(each) or {})]
+        modules = [module for module in modules if "_parameters" in (instance_dict(module) or {})]
         self.is_training = bool(running) and bool(running[0].training)
         self._weights: list[dict[int, int]] = []
         """Bytes of each module's weights, by address."""
         self._gradients: dict[int, int] = {}
-        for module in {id(each): each for each in modules}.values():
-            weights = [each for each in _weights(module) if is_on(each, device)]
+        for module in {id(module): module for module in modules}.values():
+            weights = [weight for weight in _weights(module) if is_on(weight, device)]
             self._weights.append(sizes_of(weights))
-            self._gradients |= sizes_of(each.grad for each in weights if each.grad is not None)
+            self._gradients |= sizes_of(
+                weight.grad for weight in weights if weight.grad is not None
+            )
 
     @property
     def size(self) -> int | None:
@@ -377,7 +386,9 @@ class _Models:
         if not is_kind(value, self._torch.Tensor):
             return None
         own = address(value)
-        return max((sum(each.values()) for each in self._weights if own in each), default=None)
+        return max(
+            (sum(weights.values()) for weights in self._weights if own in weights), default=None
+        )
 
 
 def _weights(module: Any) -> Iterator[Any]:
@@ -460,12 +471,12 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
 def optimizer_of(frames: Iterable[FrameType]) -> Any:
     """Return the innermost optimizer whose ``step`` runs in these frames; ``None`` if there is none."""
     torch: Any = sys.modules["torch"]
-    found = None
+    optimizer = None
     for frame in frames:
         if frame.f_code.co_name == "step":
             owner = frame.f_locals.get("self")
-            found = owner if isinstance(owner, torch.optim.Optimizer) else found
-    return found
+            optimizer = owner if isinstance(owner, torch.optim.Optimizer) else optimizer
+    return optimizer
 
 
 def _path(modules: list[Any]) -> str | None:

@@ -90,8 +90,8 @@ def device_state(
     pools = _Pools()
     with diagnostics.contained("reading which processes use the device"):
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        found = [] if uuid is None else nvml.processes(str(uuid))
-        others, processes = _other_processes(found)
+        listed = [] if uuid is None else nvml.processes(str(uuid))
+        others, processes = _other_processes(listed)
     with diagnostics.contained("reading the allocator's segments"):
         stream = torch.cuda.current_stream(device).cuda_stream
         pools = _pools(segments_without_history(torch), device, stream, requested)
@@ -118,22 +118,25 @@ def _other_processes(found: Sequence[ProcessUse]) -> tuple[int | None, tuple[Dev
     belong to other processes here. This process's own id is then missing, and no process is named.
     """
     own = os.getpid()
-    others = sorted((each for each in found if each.pid != own), key=lambda each: -(each.used or 0))
+    others = sorted(
+        (process for process in found if process.pid != own),
+        key=lambda process: -(process.used or 0),
+    )
     if len(others) == len(found):
         return None, ()
-    sizes = [each.used for each in others if each.used is not None]
+    sizes = [process.used for process in others if process.used is not None]
     known = sum(sizes) if len(sizes) == len(others) else None
-    return known, tuple(_named(each, own) for each in others[:_MOST_PROCESSES])
+    return known, tuple(_named(process, own) for process in others[:_MOST_PROCESSES])
 
 
 def _named(process: ProcessUse, own: int) -> DeviceProcess:
     import psutil  # noqa: PLC0415 - takes 10 ms
 
     try:
-        found = psutil.Process(process.pid)
-        is_child = any(parent.pid == own for parent in found.parents())
-        is_rank = rank_position() is not None and found.ppid() == os.getppid()
-        return DeviceProcess(process.pid, process.used, found.name(), is_child, is_rank)
+        details = psutil.Process(process.pid)
+        is_child = any(parent.pid == own for parent in details.parents())
+        is_rank = rank_position() is not None and details.ppid() == os.getppid()
+        return DeviceProcess(process.pid, process.used, details.name(), is_child, is_rank)
     except psutil.Error:
         return DeviceProcess(process.pid, process.used)
 
@@ -155,24 +158,34 @@ def _pools(
         return _Pools()
     private: list[Mapping[str, Any]] = []
     shared: list[Mapping[str, Any]] = []
-    for each in segments:
-        if each["device"] == device:
-            pool = tuple(each.get("segment_pool_id", _SHARED_POOL))
-            (shared if pool == _SHARED_POOL else private).append(each)
+    for segment in segments:
+        if segment["device"] == device:
+            pool = tuple(segment.get("segment_pool_id", _SHARED_POOL))
+            (shared if pool == _SHARED_POOL else private).append(segment)
     kind = "small" if requested <= SMALL_SEGMENT else "large"
-    usable = (each for each in shared if each["stream"] == stream and each["segment_type"] == kind)
+    # The allocator serves a request only from blocks of its stream and of its kind of segment.
+    usable = (
+        segment
+        for segment in shared
+        if segment["stream"] == stream and segment["segment_type"] == kind
+    )
     unused = (
-        block["size"] for each in usable for block in each["blocks"] if block["state"] == "inactive"
+        block["size"]
+        for segment in usable
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
     )
     return _Pools(
-        sum(each["total_size"] for each in private),
-        sum(each["total_size"] - each["active_size"] for each in private),
+        sum(segment["total_size"] for segment in private),
+        sum(segment["total_size"] - segment["active_size"] for segment in private),
         # torch numbers the pools of captures in the first place of the identity, and those that the program
         # makes in the second.
-        bool(private) and all(each["segment_pool_id"][0] for each in private),
+        bool(private) and all(segment["segment_pool_id"][0] for segment in private),
         max(unused, default=0),
         sum(
-            each["total_size"] - each["active_size"] for each in shared if each["stream"] != stream
+            segment["total_size"] - segment["active_size"]
+            for segment in shared
+            if segment["stream"] != stream
         ),
     )
 
@@ -199,23 +212,24 @@ def held_tensors(
     ``left_out`` holds the addresses of tensors that do not count, such as weights. ``frames`` are the running
     functions, the outermost first.
     """
-    found: dict[int, HeldTensors] = {}
+    holders: dict[int, HeldTensors] = {}
     variables = list(_outside(frames))
     left_out = {*left_out, *_optimizer_state(torch, variables)}
     for name, value in variables:
         if is_kind(value, torch.nn.Module) or is_kind(value, torch.optim.Optimizer):
             continue
         for path, container in _containers(name, value):
-            if id(container) not in found:
+            if id(container) not in holders:
                 sizes = sizes_of(
-                    each
-                    for each in _tensors(torch, container)
-                    if is_on(each, device) and address(each) not in left_out
+                    tensor
+                    for tensor in _tensors(torch, container)
+                    if is_on(tensor, device) and address(tensor) not in left_out
                 )
                 if len(sizes) >= _FEWEST:
-                    found[id(container)] = HeldTensors(path, len(sizes), sum(sizes.values()))
-    largest = max(found.values(), key=lambda each: each.size, default=None)
+                    holders[id(container)] = HeldTensors(path, len(sizes), sum(sizes.values()))
+    largest = max(holders.values(), key=lambda holder: holder.size, default=None)
     anywhere = _anywhere(torch, frames, device, left_out)
+    # A container has a name, so it is preferred unless it has far fewer bytes.
     if anywhere is not None and anywhere.size > 2 * (0 if largest is None else largest.size):
         return anywhere
     return largest
@@ -230,25 +244,32 @@ def _anywhere(
     and the variables of the running modules do not count.
     """
     objects = [
-        each
-        for each in tracked_objects()
-        if issubclass(type(each), (torch.Tensor, torch.optim.Optimizer))
+        instance
+        for instance in tracked_objects()
+        if issubclass(type(instance), (torch.Tensor, torch.optim.Optimizer))
     ]
-    state = [each for each in objects if issubclass(type(each), torch.optim.Optimizer)]
+    state = [instance for instance in objects if issubclass(type(instance), torch.optim.Optimizer)]
     tensors = [
-        each for each in objects if issubclass(type(each), torch.Tensor) and is_on(each, device)
+        instance
+        for instance in objects
+        if issubclass(type(instance), torch.Tensor) and is_on(instance, device)
     ]
-    weights = [each for each in tensors if each.requires_grad or is_kind(each, torch.nn.Parameter)]
+    weights = [
+        tensor for tensor in tensors if tensor.requires_grad or is_kind(tensor, torch.nn.Parameter)
+    ]
     used = {*left_out, *map(address, weights)}
-    used |= {address(each.grad) for each in weights if each.is_leaf and each.grad is not None}
+    # torch warns when `grad` of a tensor that is no leaf is read.
+    used |= {
+        address(weight.grad) for weight in weights if weight.is_leaf and weight.grad is not None
+    }
     for optimizer in state:
         used |= set(map(address, _tensors(torch, _attributes(optimizer).get("state"))))
     inner = frames[_outermost_call(frames) :]
     for frame in inner:
         used |= {
-            address(each) for _, value in variables_of(frame) for each in _tensors(torch, value)
+            address(tensor) for _, value in variables_of(frame) for tensor in _tensors(torch, value)
         }
-    held = sizes_of(each for each in tensors if address(each) not in used)
+    held = sizes_of(tensor for tensor in tensors if address(tensor) not in used)
     if len(held) < _FEWEST_ANYWHERE:
         return None
     return HeldTensors(None, len(held), sum(held.values()))
@@ -257,21 +278,21 @@ def _anywhere(
 def _optimizer_state(torch: Any, variables: Sequence[tuple[str, object]]) -> Iterator[int]:
     """Yield addresses of the state of optimizers in variables, and in attributes of their objects."""
     values = [value for _, value in variables]
-    inside = (each for value in values for each in _attributes(value).values())
-    for one in (*values, *inside):
-        if is_kind(one, torch.optim.Optimizer):
-            yield from map(address, _tensors(torch, _attributes(one).get("state")))
+    inside = (inner for value in values for inner in _attributes(value).values())
+    for candidate in (*values, *inside):
+        if is_kind(candidate, torch.optim.Optimizer):
+            yield from map(address, _tensors(torch, _attributes(candidate).get("state")))
 
 
 def kept_graph(torch: Any, frames: Sequence[FrameType]) -> GraphInUse | None:
     """Return the variable that keeps graphs of the most forward passes; ``None`` if none keeps several."""
-    found: list[GraphInUse] = []
+    graphs: list[GraphInUse] = []
     for name, value in _outside(frames):
-        roots = [each.grad_fn for each in _tensors(torch, value) if each.grad_fn is not None]
+        roots = [tensor.grad_fn for tensor in _tensors(torch, value) if tensor.grad_fn is not None]
         uses = _uses(roots)
         if uses >= _FEWEST_USES:
-            found.append(GraphInUse(name, uses))
-    return max(found, key=lambda each: each.uses, default=None)
+            graphs.append(GraphInUse(name, uses))
+    return max(graphs, key=lambda graph: graph.uses, default=None)
 
 
 def _outside(frames: Sequence[FrameType]) -> Iterator[tuple[str, object]]:
@@ -294,9 +315,9 @@ def _containers(name: str, value: object) -> Iterator[tuple[str, object]]:
     if _holds(value):
         yield name, value
         return
-    for attribute, one in _attributes(value).items():
-        if _holds(one):
-            yield f"{name}.{attribute}", one
+    for attribute, inner in _attributes(value).items():
+        if _holds(inner):
+            yield f"{name}.{attribute}", inner
 
 
 def _attributes(value: object) -> dict[Any, Any]:
@@ -328,7 +349,7 @@ def _uses(roots: Sequence[Any]) -> int:
     A layer that a model applies several times counts as often. Most layers of most models are applied once,
     so that the number is that of the forward passes.
     """
-    seen = {id(each): each for each in roots}  # keeps the nodes, and so their identities
+    seen = {id(root): root for root in roots}  # keeps the nodes, and so their identities
     waiting = deque(seen.values())
     edges: Counter[int] = Counter()
     while waiting and len(seen) < _NODES:
@@ -360,17 +381,17 @@ def tensors_in(
     """
     waiting, looked_at = deque([(value, 0)]), 0
     while waiting and looked_at < most:
-        one, level = waiting.popleft()
+        current, level = waiting.popleft()
         looked_at += 1
-        if is_kind(one, torch.Tensor):
-            yield one
+        if is_kind(current, torch.Tensor):
+            yield current
         elif level < depth:
-            waiting += [(each, level + 1) for each in inside(one)]
+            waiting += [(inner, level + 1) for inner in inside(current)]
 
 
 def sizes_of(tensors: Iterable[Any]) -> dict[int, int]:
     """Return the bytes of the tensors' storages, by address. Tensors that share a storage count once."""
-    return {address(each): size(each) for each in tensors}
+    return {address(tensor): size(tensor) for tensor in tensors}
 
 
 def is_on(tensor: Any, device: int) -> bool:

@@ -148,15 +148,15 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
     seen: set[int] = set()
     waiting = deque([error])
     while waiting:
-        found = waiting.popleft()
-        if found is None or id(found) in seen:
+        candidate = waiting.popleft()
+        if candidate is None or id(candidate) in seen:
             continue
-        seen.add(id(found))
-        if is_out_of_memory(found):
-            return _first_of_its_causes(found, seen)
-        group = getattr(found, "exceptions", ())
-        waiting += [found.__cause__, found.__context__]
-        waiting += [each for each in group if isinstance(each, BaseException)]
+        seen.add(id(candidate))
+        if is_out_of_memory(candidate):
+            return _first_of_its_causes(candidate, seen)
+        group = getattr(candidate, "exceptions", ())
+        waiting += [candidate.__cause__, candidate.__context__]
+        waiting += [member for member in group if isinstance(member, BaseException)]
     return None
 
 
@@ -227,15 +227,15 @@ def complete(described: OutOfMemory, seen: Sequence[OutOfMemory]) -> OutOfMemory
     failures that memlog saw as they happened, the oldest first. The exception is of one of these, of a later
     one, or of one in another process.
     """
-    same = (each for each in reversed(seen) if _is_same(described, each))
-    found = next(same, None)
-    if found is None:
+    same = (event for event in reversed(seen) if _is_same(described, event))
+    known = next(same, None)
+    if known is None:
         return described
     return replace(
-        found,
+        known,
         message=described.message,
         raised_as=described.raised_as,
-        inputs=found.inputs or described.inputs,
+        inputs=known.inputs or described.inputs,
     )
 
 
@@ -265,8 +265,8 @@ def _worker(error: BaseException, ended: re.Match[str] | None) -> str | None:
     if there is not None:
         return f"{there['worker']} of torch.multiprocessing.spawn"
     passed_on = _PASSED_ON.search(str(error))
-    found = None if passed_on is None else _WORKER.search(passed_on["where"])
-    return None if found is None else found[0]
+    worker = None if passed_on is None else _WORKER.search(passed_on["where"])
+    return None if worker is None else worker[0]
 
 
 def is_of_a_device(error: BaseException | None) -> bool:
@@ -315,19 +315,19 @@ def _device(error: BaseException, message: str, *, of_driver: bool) -> str:
     is_of_device = there is not None and there["error"].endswith("OutOfMemoryError")
     if not (is_of_a_device(error) or is_of_device or _NO_BATCH_SIZE.search(message)):
         return "host"
-    found = _ASYNC_DEVICE.search(message)
-    if found is not None:
-        return f"cuda{found['index']}"
-    found = _DEVICE.search(message) or _KIND.search(message)
-    if found is None:
+    match = _ASYNC_DEVICE.search(message)
+    if match is not None:
+        return f"cuda{match['index']}"
+    match = _DEVICE.search(message) or _KIND.search(message)
+    if match is None:
         return "device"
-    kind = {"GPU": "cuda"}.get(found["kind"], found["kind"].lower())
-    return f"{kind}{found.groupdict().get('index') or 0}"
+    kind = {"GPU": "cuda"}.get(match["kind"], match["kind"].lower())
+    return f"{kind}{match.groupdict().get('index') or 0}"
 
 
 def _requested(message: str) -> int | None:
-    found = (pattern.search(message) for pattern in _ASKED_FOR)
-    return next((size for each in found if (size := _size(each)) is not None), None)
+    matches = (pattern.search(message) for pattern in _ASKED_FOR)
+    return next((size for match in matches if (size := _size(match)) is not None), None)
 
 
 def _size(found: re.Match[str] | None) -> int | None:
@@ -373,12 +373,12 @@ class BatchSizeFinders:
 
             @functools.wraps(original)
             def asking(error: BaseException, *args: Any, **kwargs: Any) -> Any:
-                found = original(error, *args, **kwargs)
-                if found and self._replaced:
+                answer = original(error, *args, **kwargs)
+                if answer and self._replaced:
                     with self._diagnostics.contained("noting a failed allocation"):
                         size = sys._getframe(1).f_locals.get(variable)  # noqa: SLF001 - inspect's is the same
                         self._caught(error, size if type(size) is int else None)
-                return found
+                return answer
 
             self._replaced.replace(module, name, asking)
 
@@ -401,6 +401,7 @@ def watch(called: Callable[[SystemExit], bool]) -> None:
     @functools.wraps(original)
     def passing_on(*arguments: Any, **named: Any) -> NoReturn:
         global _exiting  # noqa: PLW0603 - the process ends once
+        # In another thread, `sys.exit` ends only that thread.
         if _original is not None and threading.current_thread() is threading.main_thread():
             code = next(iter((*arguments, *named.values())), None)
             asked = SystemExit(code)

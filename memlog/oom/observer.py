@@ -265,8 +265,6 @@ class AllocatorWatch:
             return event
 
     def _keep_snapshot(self) -> None:
-        # Imported here because only a failing run needs it.
-
         if self._snapshots < _SNAPSHOTS:
             self._snapshots += 1
             snapshot = allocator_snapshot(tracing=self._tracing())

@@ -124,6 +124,7 @@ class _Planner:
                 if not self._converters:
                     self._start()
                 self._refuse(backend)
+                # The backend is kept, too. Otherwise another backend could get its `id`.
                 self._converters[id(backend)] = backend, _Converter(backend, self._codes)
             except (ImportError, AttributeError) as error:
                 raise ConfigurationError(
@@ -214,7 +215,7 @@ class _Converter:
 
 
 def _kept(guards: Sequence[Any]) -> list[bool]:
-    names = [f"{each.guard_type} {each.name}" for each in guards]
+    names = [f"{guard.guard_type} {guard.name}" for guard in guards]
     return [not any(part in name for part in _DROPPED_GUARDS) for name in names]
 
 
@@ -239,6 +240,7 @@ def _loading(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
             return original(graph, code)
         if _KERNELS not in code.value:
             raise NotImplementedError("Inductor's wrapper has no compiler of kernels")
+        # The method of torch sets these attributes, which its callers read.
         graph.cache_key = graph.cache_path = ""
         graph.cache_linemap = []
         module = types.ModuleType("memlog_plan")
@@ -247,6 +249,7 @@ def _loading(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
         names.update(graph.constants, async_compile=_NoKernels())
         names.update(graph.torchbind_constants | graph.opaque_value_type_classes)
         exec(code.value.replace(_KERNELS, ""), names)  # noqa: S102 - torch runs the same text
+        # This comes last, because the text defines both names itself.
         names.update(empty_strided_cpu=_empty, reinterpret_tensor=_reinterpreted)
         return module
 

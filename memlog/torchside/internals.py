@@ -39,10 +39,10 @@ gradients."""
 
 
 def _find(path: str) -> Callable[..., Any] | None:
-    found: Any = torch
+    value: Any = torch
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if callable(found) else None
+        value = getattr(value, part, None)
+    return value if callable(value) else None
 
 
 _graph_task = _find("_C._current_graph_task_id")
@@ -66,7 +66,7 @@ DISPATCH_NEEDS = {
 
 def missing() -> list[str]:
     """Return the names of the functions in `DISPATCH_NEEDS` that this torch does not have."""
-    return sorted(name for name, found in DISPATCH_NEEDS.items() if found is None)
+    return sorted(name for name, function in DISPATCH_NEEDS.items() if function is None)
 
 
 def operation_name(func: Any) -> str:
@@ -221,7 +221,10 @@ def live_fakes() -> list[Any]:
     if not modes:
         return []
     kind = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
-    return [one for one in tracked_objects() if type(one) is kind and one.fake_mode in modes]
+    # `isinstance` could run a property `__class__` of one of the program's objects.
+    return [
+        tensor for tensor in tracked_objects() if type(tensor) is kind and tensor.fake_mode in modes
+    ]
 
 
 def _fake_modes() -> list[Any]:
