@@ -304,6 +304,7 @@ def as_on_cuda(gpu: Gpu, places: Places) -> Iterator[None]:
     onednn = onednn_enabled()
     set_onednn_enabled(False)  # oneDNN's LSTM keeps memory that no tensor shows
     try:
+        # The functions replace the kernels of autograd, so that autograd records the operations inside.
         library.impl("batch_norm", _batch_norm, "AutogradCPU")
         library.impl("group_norm", _group_norm, "AutogradCPU")
         library.impl("ctc_loss.IntList", ctc_loss, "AutogradCPU")
@@ -434,6 +435,7 @@ def register_casts(library: torch.library.Library) -> None:
     with warnings.catch_warnings():
         # torch warns of the first kernel that it finds registered already.
         warnings.filterwarnings("ignore", "Warning only once for all operators")
+        # On a CUDA device, autocast leaves these operations as they are.
         for name in _converted_on_cpu_only():
             library.impl(name, torch.library.fallthrough_kernel, _ON_CPU)
         for name, make in kernels.items():

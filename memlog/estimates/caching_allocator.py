@@ -230,6 +230,7 @@ class CachingAllocator:
         """Return the first of adjacent blocks, not in use, that can have ``size`` bytes together."""
         for _address, unmapped in pool.unmapped:
             before = unmapped.before
+            # Free memory before this space counts, too, because the block grows from there.
             first = before if before is not None and before.free else unmapped
             if _free_space(first, size) >= size:
                 return first

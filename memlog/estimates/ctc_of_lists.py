@@ -36,6 +36,7 @@ def ctc_loss(
     if zero_infinity:
         losses = torch.where(losses == inf, 0.0, losses)
     if reduction == 1:
+        # torch divides by at least 1, because a target can be empty.
         lengths = losses.new_empty(len(target_lengths)).clamp_min(1)
         return (losses / lengths).mean()
     return losses.sum() if reduction else losses

@@ -55,6 +55,7 @@ _NONE: Final = Workspace(0, 0)
 @contextmanager
 def computed_from_shapes(gpu: Gpu) -> Iterator[None]:
     """Inside the block, compute the buffers of traced operations on fake tensors, for kernels on ``gpu``."""
+    # Buffers also depend on what a key of shapes lacks, such as an offset in a storage.
     with SIMULATED.knowing(measure_fakes=partial(workspace, gpu), once_a_shape=False):
         yield
 

@@ -88,6 +88,7 @@ class Estimate:
         traced, to_save = question.trace(mode)
         self.on_host = traced.on_host if isinstance(traced, TracedTraining) else 0
         self._replay = Replay(traced) if isinstance(traced, TracedTraining) else None
+        # If both peaks are equal, `max` returns the later step, which stands for most steps.
         self.recording: RecordedTrace = (
             max(traced.later, traced.first, key=_peak)
             if isinstance(traced, TracedTraining)

@@ -122,6 +122,8 @@ class Question:
             with one_of(self.ranks, mode):
                 return self.trace(mode)
         fakes = Fakes(mode)
+        # A model and optimizers that exist already get fake tensors. What a function makes below is fake from
+        # the start.
         given = [value for value in _several(self.optimizer) if isinstance(value, Optimizer)]
         known = self.model if isinstance(self.model, nn.Module) else None
         batch = fakes.in_all(self.batch)

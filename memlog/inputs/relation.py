@@ -384,6 +384,7 @@ def _forecast(found: Relation, free: int | None) -> tuple[int, int] | None:
     if free is None or not found.rate or not found.is_linear or free > _FAR * rise:
         return None
     uncertain = found.per_step * found.error / max(found.largest - found.smallest, 1)
+    # Beyond a third, the latest step would be more than twice as far away as the soonest.
     if uncertain >= found.rate / 3:
         return None
     soonest, latest = free / (found.rate + uncertain), free / (found.rate - uncertain)

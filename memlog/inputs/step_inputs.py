@@ -385,6 +385,7 @@ class LoaderWatch:
             @functools.wraps(original)
             def iterating(loader: Any) -> Any:
                 iterator = original(loader)
+                # After `stop`, another package's replacement can still call this function.
                 if self._replaced:
                     with suppress(TypeError):  # an object without weak references
                         self._note(weakref.ref(iterator))

@@ -250,6 +250,7 @@ def _of_optimizer(torch: Any, optimizer: Any, device: int) -> Doing:
 def _tensors_of_state(torch: Any, optimizer: Any) -> int | None:
     """Return the number of tensors of state for each parameter; ``None`` for optimizers of other packages."""
     name = type_name(optimizer)
+    # A subclass can keep other state.
     if type(optimizer) is not getattr(torch.optim, name, None) or name not in _STATE_TENSORS:
         return None
     options = optimizer.param_groups[0]
@@ -411,6 +412,7 @@ def current_frames(left_out: str = "") -> list[FrameType]:
     that thread, the frames of the thread that called the backward pass come first, if they are known.
     """
     outside = sys._getframe(1).f_back  # noqa: SLF001 - inspect calls it, too
+    # `walk_stack` begins with the innermost frame.
     own = [frame for frame, _ in walk_stack(outside) if frame.f_code.co_filename != left_out][::-1]
     if in_backward() and all(frame.f_code.co_name != _BACKWARD for frame in own):
         return [*_caller_of_backward(), *own]
@@ -455,6 +457,7 @@ def locate(frames: Iterable[FrameType]) -> tuple[str | None, str | None]:
         if name == _MODULE_CALL:
             phase = "backward" if phase == "backward" else "forward"
         elif name == _BACKWARD:
+            # The modules so far have called the backward pass. They do not run in it.
             phase, modules = "backward", []
             continue
         elif name != "step":

@@ -374,6 +374,7 @@ class BatchSizeFinders:
             @functools.wraps(original)
             def asking(error: BaseException, *args: Any, **kwargs: Any) -> Any:
                 answer = original(error, *args, **kwargs)
+                # After `stop`, another package's replacement can still call this function.
                 if answer and self._replaced:
                     with self._diagnostics.contained("noting a failed allocation"):
                         size = sys._getframe(1).f_locals.get(variable)  # noqa: SLF001 - inspect's is the same

@@ -74,6 +74,7 @@ class Hooks:
         COMPILE_WARNING_FILTER.add(self)
         begins, ends = self._module_hooks()
         self._handles.append(register_module_forward_pre_hook(begins))
+        # The hook must run even if `forward` raises: the module has ended then, too.
         self._handles.append(register_module_forward_hook(ends, always_call=True))
         self._optimizers = OptimizerSubscription(self, self._diagnostics)
         LISTENERS.add(self)

@@ -289,6 +289,7 @@ class TraceWindow:
             self._engine.start(self._optimizers)
             self._optimizers = ()
         except BaseException:
+            # Some hooks may be installed already.
             self._engine.stop()
             raise
 

@@ -124,6 +124,8 @@ def _efficient_backward(call: Call) -> Blocks:
         * _of_one_head(call.gpu, query.dtype in _HALF, rows, key.shape[-2], size, value.shape[-1])
     )
     first: Blocks = (delta,)
+    # For 16 bits, the kernel computes `delta` itself. For other types, torch first multiplies the gradient by
+    # the output.
     if query.dtype not in _HALF:
         product = gradient.numel() * _FLOAT
         contiguous = delta if heads > 1 and rows > 1 else 0
@@ -231,6 +233,7 @@ def chosen(gpu: Gpu, call: Attention) -> AttentionKernel:
     """Return the kernel that torch chooses for a call on ``gpu`` (``select_sdp_backend``)."""
     # The program may have disabled kernels, for example by `torch.nn.attention.sdpa_kernel`.
     enabled: Any = torch.backends.cuda
+    # torch takes the first enabled kernel that fits.
     order: dict[AttentionKernel, tuple[bool, Callable[[Gpu, Attention], bool]]] = {
         AttentionKernel.FLASH: (enabled.flash_sdp_enabled(), _by_flash),
         AttentionKernel.EFFICIENT: (enabled.mem_efficient_sdp_enabled(), _by_efficient),

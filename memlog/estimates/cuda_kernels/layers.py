@@ -154,6 +154,8 @@ def _layer_norm_backward(call: Call) -> Blocks:
     rows = values.numel() // max(1, columns)
     before, after = copy_bytes(values), copy_bytes(gradient)
     inside: Blocks = ()
+    # If there are many rows and few columns, several blocks of threads share the rows, and their sums are
+    # added (``LaunchGammaBetaBackwardCUDAKernel``).
     if rows > _MANY_ROWS and columns // _TILE_ROWS < call.gpu.processors // 2:
         inside = _partial_sums(call, rows, columns)
     made = () if inside and not call["output_mask"][0] else (RESULTS,)
@@ -195,9 +197,12 @@ def _group_norm(call: Call) -> Blocks:
     size = accumulated(values.dtype)
     if not values.numel():
         return NONE
+    # The kernel also stores the means and deviations of 16-bit values as float32.
     halves: tuple[int, ...] = ()
     if values.dtype in _HALF and (weight is None or weight.dtype is values.dtype):
         halves = (samples * groups * size,) * 2
+    # Only the general kernel computes a scale and a shift for each channel first. torch uses other kernels for
+    # one pixel, and without weight and bias.
     scales = (
         () if pixels == 1 or (weight is None and bias is None) else (samples * channels * size,) * 2
     )
@@ -210,6 +215,7 @@ def _group_norm_backward(call: Call) -> Blocks:
     if not values.numel():
         return NONE
     size = accumulated(values.dtype)
+    # ``ds`` and ``db``, sums over the pixels of each channel; ``c2`` and ``c3``, factors of each group.
     per_channel, per_group = samples * channels * size, samples * groups * size
     inner: tuple[int, ...] = ()
     if call["output_mask"][0]:
@@ -230,6 +236,7 @@ def _channels_last_grid(rows: int, channels: int) -> tuple[int, int]:
     if width * height != _THREADS:
         width = min(_power_of_two(channels), _THREADS // height)
     parts = min(-(-rows // (height * _PER_THREAD)), _MOST_ROWS)
+    # torch does not let fewer blocks share channels, because adding their results would take longer.
     return -(-channels // width), parts if parts >= 8 else 1  # noqa: PLR2004
 
 
@@ -272,6 +279,7 @@ def _batch_norm(call: Call) -> Blocks:
         raise NotImplementedError
     channels = values.shape[1]
     columns, parts = _channels_last_grid(values.numel() // channels, channels)
+    # Blocks that share channels store partial statistics, and count the blocks that are done.
     if parts == 1:
         return NONE
     return beside(4 * channels * parts * accumulated(values.dtype), 4 * columns)

@@ -142,6 +142,7 @@ def _logsumexp(call: Call) -> Blocks:
     return (
         maxima,
         *reduced(call.gpu, values, dims, extremes(dtype, dtype), itemsize),
+        # torch replaces infinite maxima by 0. It takes their absolute values and compares them.
         *(maxima, call.out.numel(), -call.out.numel(), -maxima),
         *(exponentials, RESULTS),
         *reduced(call.gpu, contiguous, dims, sums(dtype, dtype), itemsize),
@@ -239,6 +240,8 @@ def _by_product(call: Call) -> Blocks:
     first, rows = left.numel() * itemsize, prod(left.shape[:-1]) * itemsize
     second, columns = right.numel() * itemsize, prod(right.shape[:-1]) * itemsize
     return (
+        # ``_euclidean_dist`` appends to each vector its squared norm and a 1. One product then has all
+        # squared distances.
         *(first, rows, *_norms(call, left), -first, rows),
         *(second, columns, *_norms(call, right), -second, columns),
         *(first, first + 2 * rows, -rows, -rows, -first),
@@ -270,6 +273,7 @@ def _backward(call: Call) -> Blocks:
 def _backward_of_one(call: Call) -> Blocks:
     values = call["self"]
     rows, columns = values.shape
+    # The kernel stores a gradient for each pair of vectors. torch then adds them.
     return beside((rows - 1) * rows * columns * values.element_size())
 
 

@@ -286,6 +286,7 @@ def _of_kernel(
     outputs = walk.outputs
     inputs = prod(walk.shape) // outputs
     reduced = walk.reduced
+    # The threads of a warp read along the input's fastest dimension, which is either reduced or not.
     along_input = reduced == len(walk.shape) or walk.strides[0] < walk.strides[reduced]
     width, height = (inputs, outputs) if along_input else (outputs, inputs)
     fastest = (walk.strides or (itemsize,))[0 if along_input else reduced]
@@ -299,6 +300,7 @@ def _of_kernel(
             width //= vector
     block = _block(width, height, kernel.threads // vector)
     step_input, step_output = (block[0], 1) if along_input else (1, block[0])
+    # The warps of a block share the values of a result only if enough values are left for each thread.
     split = _up(inputs, step_input) >= min(block[1] * _FEWEST_VALUES, _MOST_VALUES)
     if split:
         step_input *= block[1]
@@ -307,6 +309,7 @@ def _of_kernel(
     target = gpu.processors * (gpu.threads // (block[0] * block[1]))
     grid = _up(outputs // vector, step_output)
     values = _up(inputs, step_input)
+    # Several blocks share a result only if each thread has many values and there are few results.
     if not split or values < _MOST_VALUES or grid > target:
         return ()
     blocks = max(min(_up(target, grid), _up(values, _FEWEST_VALUES)), _up(values, _MOST_VALUES))

@@ -134,6 +134,7 @@ def _scan(call: Call) -> Blocks:
         return NONE
     itemsize = out.element_size()
     cast = tensor.numel() * itemsize if tensor.dtype is not out.dtype else 0
+    # CUB scans a single row. torch's own kernel scans several rows, and needs them contiguous.
     one_row = tensor.numel() == (tensor.shape[call["dim"]] if tensor.ndim else 1)
     copied = 0 if one_row or tensor.is_contiguous() else tensor.numel() * itemsize
     return beside(
@@ -178,6 +179,7 @@ def _largest(call: Call) -> Blocks:
     ):
         return _copied_after(call)
     rows = tensor.numel() // length
+    # Threads that the device can run at once: the kernel's registers limit their number.
     resident = _REGISTERS // (_REGISTERS_OF_THREAD * _THREADS) * call.gpu.processors * _THREADS
     values = min(max(-(-tensor.numel() // resident), _FEWEST_VALUES), _MOST_VALUES)
     blocks = rows * -(-length // (values * _THREADS))

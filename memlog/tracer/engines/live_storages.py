@@ -395,6 +395,7 @@ def _pairs(
         if size > 0:
             live[at] = size
         elif size == 0:
+            # The allocator's report of this free can be the next entry.
             expected = next(announced, 0)
             continue
         elif size == -expected:

@@ -109,6 +109,7 @@ class OperationRecorder:
         before, *between, after = _around_results(inside)
         blocks = self._live_storages.add_workspace(before, owner, made, first=True)
         if result == dispatch_mode.NEW:
+            # `lift_fresh` also gets tensors on memory that torch did not allocate.
             if func is not _LIFT_FRESH or not self._live_storages.is_foreign(out.untyped_storage()):
                 if inside is not None and inside.order:
                     out = tuple(out[at] for at in inside.order)

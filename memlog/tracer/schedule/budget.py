@@ -232,6 +232,7 @@ class StepCosts:
         self.budget.begin(now)
         if not self.budget.expect(expected, now):
             return False
+        # The search has taken its time, although no trace follows.
         self.budget.set_up += searching
         due = (self.budget.set_up + expected) / self._share
         self.untraced = (
@@ -454,6 +455,7 @@ class WindowSlot:
                 return
             self._opening = True
         try:
+            # Outside the lock: opening a window takes long.
             self.window = make()
         finally:
             self._opening = False

@@ -180,6 +180,7 @@ class KeptTrace:
     def optimizer_begins(self, optimizer: Any) -> None:
         """Decide whether the first trace is whole, and publish it. Call this at the next optimizer step."""
         if self._undecided is not None:
+            # If an optimizer steps that made no step in the trace, the trace is not of a whole iteration.
             members = self._undecided[0].members
             self.decide(whole=any(member() is optimizer for member in members))
 
@@ -213,6 +214,7 @@ class KeptTrace:
         (step_trace, assumed), self._undecided = self._undecided, None
         whole = assumed if whole is None else whole
         decided = step_trace if whole else step_trace.as_partial()
+        # The file has the trace as the guess has marked it.
         if whole != assumed:
             self._keep(decided)
         event = decided.event
