@@ -213,6 +213,7 @@ class FakeMode(FakeTensorMode):
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         layouts = layers.are_of_cudnn()
+        # Some operations return the default type, such as a division of integers.
         key: list[Any] = [func, torch.get_default_dtype(), layouts, *kwargs]
         described = (
             _repeats(func) and self._describe(args, key) and self._describe(kwargs.values(), key)
@@ -241,8 +242,10 @@ class FakeMode(FakeTensorMode):
                     return False
                 into += (value.dtype, value.shape, value.stride(), value.fake_device)
             elif kind in _PLAIN:
+                # The type counts, too, because 1, 1.0 and True are equal.
                 into += (kind, value)
             elif kind in (list, tuple):
+                # Without the length, `[a], b` and `[a, b]` would have the same key.
                 into += (kind, len(value))
                 if not self._describe(value, into):
                     return False
@@ -550,6 +553,7 @@ def _is_new(mode: FakeMode, result: Any, taken: set[int]) -> bool:
         return False
     storage = result.untyped_storage()
     again = mode.empty(result.shape, result.stride(), result.dtype).untyped_storage()
+    # The shape does not tell the bytes of a larger storage (`_LARGER_RESULTS`).
     new = storage._cdata not in taken and storage.nbytes() == again.nbytes()
     taken.add(storage._cdata)
     return new

@@ -109,6 +109,7 @@ def _arguments(frames: list[FrameType]) -> list[tuple[str, object]]:
     # If hooks for all modules are registered, torch calls `forward` through one more function.
     codes = [frame.f_code for frame in frames[1:3] if frame.f_code.co_name == "forward"]
     if codes:
+        # The first argument is `self`.
         names = codes[0].co_varnames[1 : codes[0].co_argcount]
     arguments: list[tuple[str, object]] = []
     if type(positional) is tuple:
@@ -394,6 +395,7 @@ class LoaderWatch:
             self._replaced.replace(module.DataLoader, "__iter__", iterating)
 
     def _note(self, new: weakref.ref[Any]) -> None:
+        # With persistent workers, a loader returns the same iterator in each epoch.
         alive = [
             reference
             for reference in self._iterators
@@ -463,6 +465,7 @@ def _of_attributes(value: object) -> Iterator[tuple[str, Any]]:
 def _are_lengths(values: Any) -> bool:
     """Return True for a list, tuple or one-dimensional array of enough whole numbers, none below zero."""
     if type(values) in (list, tuple):
+        # `isinstance` would accept bool.
         right = _FEWEST <= len(values) <= _MOST_SAMPLES and set(map(type, values)) == {int}
         return right and min(values) >= 0
     if type(values) is array:

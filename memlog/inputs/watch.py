@@ -115,6 +115,7 @@ class StepInputsWatch:
         """Process the end of a step."""
         reading = _reading(batch)
         device, after, peak = reading.owner, reading.level, reading.peak
+        # The peaks of two devices can't be compared.
         if device != self._device:
             self._device, self.next_look = device, 0
             self._forget()
@@ -131,6 +132,7 @@ class StepInputsWatch:
                 self._early.append(
                     StepPeak(batch.step, inputs, peak, known=True, after=after, fresh=fresh)
                 )
+            # The first look after the warm-up is due at once.
             if not self._warm_up:
                 self.next_look = self._begun
             return
@@ -186,6 +188,7 @@ class StepInputsWatch:
         if not inputs:
             return
         if self._device == "host":
+            # The process holds idle bytes of its heap, but no tensor uses them.
             heap = read_heap()
             after -= 0 if heap is None else heap.idle
         if len(self._steps) >= _STEPS:

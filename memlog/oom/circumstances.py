@@ -297,6 +297,7 @@ def _copied(frames: Sequence[FrameType], models: _Models, requested: int) -> Doi
         return Doing()
     for _, value in variables_of(inner):
         size = models.size_with(value)
+        # The driver is asked for a whole segment.
         if size is not None and _segment(size_of(value)) == requested:
             return Doing("copy of the model", "state_dict", size)
     return Doing()
@@ -534,6 +535,7 @@ def _own_memory() -> dict[str, int]:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             name, _, rest = line.partition(":")
             if name.startswith("Vm"):
+                # The kernel writes kB for KiB.
                 figures[name] = int(rest.split()[0]) * _KIB
     return figures
 

@@ -299,6 +299,7 @@ def _outside(frames: Sequence[FrameType]) -> Iterator[tuple[str, object]]:
     """Yield the variables of the program outside the outermost call of a module, the innermost first."""
     for frame in program_frames(reversed(frames[: _outermost_call(frames)])):
         yield from variables_of(frame)
+        # A function also uses global variables. The variables of other code are global already.
         if frame.f_code.co_flags & CO_OPTIMIZED:
             names = frame.f_code.co_names
             yield from ((name, frame.f_globals[name]) for name in names if name in frame.f_globals)

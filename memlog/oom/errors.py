@@ -149,6 +149,7 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
     waiting = deque([error])
     while waiting:
         candidate = waiting.popleft()
+        # Exceptions can refer to each other in a circle.
         if candidate is None or id(candidate) in seen:
             continue
         seen.add(id(candidate))

@@ -201,8 +201,8 @@ def _group_norm(call: Call) -> Blocks:
     halves: tuple[int, ...] = ()
     if values.dtype in _HALF and (weight is None or weight.dtype is values.dtype):
         halves = (samples * groups * size,) * 2
-    # Only the general kernel computes a scale and a shift for each channel first. torch uses other kernels for
-    # one pixel, and without weight and bias.
+    # Only the general kernel computes a scale and a shift for each channel first. torch uses others for one
+    # pixel, and without weight and bias.
     scales = (
         () if pixels == 1 or (weight is None and bias is None) else (samples * channels * size,) * 2
     )

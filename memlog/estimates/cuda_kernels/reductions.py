@@ -195,8 +195,8 @@ def _order(shape: Sequence[int], results: Sequence[int], strides: Sequence[int])
             if comparison > 0:
                 order[before], order[at] = order[at], order[before]
                 at = before
-            # 0 means that the order is undecided. Then torch compares with the next dimension before it.
             elif comparison < 0:
+                # 0 means that the order is undecided. Then torch compares with the next dimension before it.
                 break
     return order
 

@@ -345,6 +345,8 @@ class NativeEngine(HookEngine):
         for event in join.events(entries):
             self._log.append(event)
             self._log.fold_when_full()
+        # A history that the program records keeps the notes of this trace, so the next trace uses other
+        # numbers.
         AllocatorHistory.next_number = self._first_number + len(self._marks)
         self._marks = []
         self._report = self._make_report(snapshot, len(entries))

@@ -126,6 +126,7 @@ class LiveStorages:
         for plain in plain_tensors(tensor):
             if plain.is_cpu and not self._is_omitted(plain):
                 storage = plain.untyped_storage()
+                # An operation can also return a known storage, such as an argument's.
                 if storage._cdata not in self._tracked:
                     kind = self._type_of(plain)
                     self._add(storage, owner, UNDECIDED, kind, instead)

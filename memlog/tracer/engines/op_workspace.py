@@ -123,6 +123,7 @@ def workspace_class(func: Any) -> int:
     if schema is None:
         return UNMEASURED  # a higher-order operation
     namespace, _, name = schema.name.partition("::")
+    # An underscore at the end marks an operation in place, except in names such as `__and__`.
     name = name if name.startswith("__") else name.rstrip("_")
     if namespace in ("prim", "profiler"):
         return NO_WORKSPACE

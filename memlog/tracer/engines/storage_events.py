@@ -73,6 +73,7 @@ class EventLog:
     def begin(self) -> None:
         """Set the start of the log to now. Times of events count from this start."""
         self.began_us = time.time_ns() // 1000
+        # This clock never jumps, unlike the time of day.
         self._began_ns = time.perf_counter_ns()
 
     def now(self) -> int:
