@@ -86,14 +86,15 @@ class _Device:
         """Take the reading at the end of a step in which the count of retries changed."""
         before, self.newest = self.newest, reading
         new = _counted(reading) - _counted(before)
+        # The difference stays 0 if each new retry was followed by a failed allocation.
         if new > 0:
             self.retries += new
             self._since = self._since if self._steps else step
             self._steps.append(step)
-            for one in (before, reading):
-                general = (one.reserved or 0) - (one.private_pools or 0)
+            for measured in (before, reading):
+                general = (measured.reserved or 0) - (measured.private_pools or 0)
                 self._reserved = max(self._reserved, general)
-                self._in_use = max(self._in_use, one.peak or 0, one.allocated or 0)
+                self._in_use = max(self._in_use, measured.peak or 0, measured.allocated or 0)
 
     @property
     def is_often(self) -> bool:

@@ -164,7 +164,7 @@ class GrowthDetector:
         elif type(event) is HeapReading:
             self._take_heap(event)
         elif type(event) is StepInputs and event.device == "host":
-            elements = sum(each.elements for each in event.inputs)
+            elements = sum(tensor.elements for tensor in event.inputs)
             if elements > self._most_elements > 0:
                 self._grew_at = event.step
             self._most_elements = max(elements, self._most_elements)
@@ -176,17 +176,17 @@ class GrowthDetector:
         self._step, self._anon = step, None
         found = list(found)
         self.untouched.take(step, found)
-        for each in found:
-            level = each.level
-            if each.device is not None:
-                if each.name.endswith(ALLOCATED):
-                    self._take_device(step, each.device)
+        for reading in found:
+            level = reading.level
+            if reading.device is not None:
+                if reading.name.endswith(ALLOCATED):
+                    self._take_device(step, reading.device)
             elif level is None:
                 continue
-            elif each.name == HOST_ANON:
+            elif reading.name == HOST_ANON:
                 self._anon = level
                 self._take_host(self._gaps.take(step, level, left_out=self._is_searching))
-            elif level and each.name == SHARED:
+            elif level and reading.name == SHARED:
                 self._take(SHARED, step, level, _HOST_FLOOR, _STEPS)
 
     def have_inputs_grown(self, since: int, until: int) -> bool:
@@ -201,6 +201,7 @@ class GrowthDetector:
         """Take readings of the child processes. A process without a reading has ended."""
         self._step = step
         alive = {(child.pid, child.started) for child in children}
+        # A list, because the loop removes entries from the dictionary.
         for key in [key for key in self._children if key not in alive]:
             self._end_child(*self._children.pop(key))
         for child in children:
@@ -253,6 +254,7 @@ class GrowthDetector:
             )
             watch.floor = series.floor
             free = None if capacity is None else capacity - series.held
+            # Such a device takes the machine's memory, so what the machine has left limits it, too.
             if described is not None and described.shares_host and self._available is not None:
                 free = self._available if free is None else min(free, self._available)
             watch.free = free
@@ -311,8 +313,8 @@ class GrowthDetector:
 
     def _report_pile(self, kind: str, watch: SeriesWatch, news: News, count: int) -> None:
         watch.free = self._free()
-        found = _suspicion(PILE + kind, news.growth, watch.free, self._step)
-        self._calls["confirmed"](found._replace(processes=count))
+        suspicion = _suspicion(PILE + kind, news.growth, watch.free, self._step)
+        self._calls["confirmed"](suspicion._replace(processes=count))
 
     def _take(self, name: str, step: int, level: int, floor: float, least: int) -> SeriesWatch:
         watch = self._watches.get(name)
@@ -327,6 +329,7 @@ class GrowthDetector:
     ) -> None:
         if news is None:
             return
+        # The free memory of a device is set with its reading (`_take_device`).
         if news.verdict != "withdrawn" and not name.endswith(OF_DEVICES):
             watch.free = self._free()
             watch.delay()
@@ -341,12 +344,13 @@ class GrowthDetector:
                 return
             name = FREE_LISTS
         is_of_allocator = name.endswith((FRAGMENTED, PRIVATE_POOLS))
+        # Such growth can be confirmed again, with newer figures.
         if name == FREE_LISTS or (is_of_allocator and news.verdict == "confirmed"):
             watch.wait_on(news.growth)
-        found = _suspicion(name, _together(growth, alike), watch.free, self._step)
+        suspicion = _suspicion(name, _together(growth, alike), watch.free, self._step)
         device = self._described.get(name.partition(".")[0])
         allocator = None if device is None else device.allocator
-        self._calls[news.verdict](found._replace(others=len(alike), allocator=allocator))
+        self._calls[news.verdict](suspicion._replace(others=len(alike), allocator=allocator))
 
     def _is_filling(self, series: str, growth: Growth) -> bool:
         """Return True if the program writes into memory that it has taken before, up to now.

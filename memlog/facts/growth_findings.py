@@ -194,8 +194,8 @@ class GrowthFindings:
             self._fragmented.add(growth.series)
         # Even in healthy programs, allocators take more memory for a while.
         if growth.series != HOST_ANON or confidence_in(growth) == "high":
-            found = finding_of(growth)
-            self._publish(_of_compiled_code(found) if compiles else found)
+            finding = finding_of(growth)
+            self._publish(_of_compiled_code(finding) if compiles else finding)
 
 
 def _of_compiled_code(finding: Finding) -> Finding:
@@ -427,7 +427,7 @@ class ProcessPiles:
     def may_pile_up(self) -> tuple[str, int] | None:
         """Return a kind of processes of which more and more were started until the end, and their number."""
         counts = [(kind, group.may_pile_up()) for kind, group in self._kinds.items()]
-        most = max(counts, key=lambda each: each[1], default=("", 0))
+        most = max(counts, key=lambda counted: counted[1], default=("", 0))
         return most if most[1] else None
 
     def _report(self, kind: str, news: News | None) -> None:
@@ -456,13 +456,13 @@ class UntouchedSpace:
 
     def take(self, step: int, found: Iterable[Reading]) -> None:
         """Add the readings of a step."""
-        for each in found:
-            if each.space is None or each.level is None:
+        for reading in found:
+            if reading.space is None or reading.level is None:
                 continue
-            series = self._series[each.name]
+            series = self._series[reading.name]
             if series.finest.indexes and step <= series.finest.indexes[-1]:
                 series.clear()  # the program's count of steps has begun again
-            series.add(step, each.space - each.level)
+            series.add(step, reading.space - reading.level)
 
     def is_filled(self, name: str, rate: float, since: int) -> bool:
         """Return True if a rise of ``rate`` bytes per step since step ``since`` has filled such space.
@@ -477,9 +477,10 @@ class UntouchedSpace:
         known = [(step, level) for step, level in pairs if step >= since]
         if len(known) < 2 * _JOINED:
             return False
+        # Medians, so that one unusual level at an end does not decide.
         (begin, before), (end, after) = (
-            (median(step for step, _ in each), median(level for _, level in each))
-            for each in (known[:_JOINED], known[-_JOINED:])
+            (median(step for step, _ in part), median(level for _, level in part))
+            for part in (known[:_JOINED], known[-_JOINED:])
         )
         risen = rate * (end - begin)
         return before - after >= _FILLED * risen > 0

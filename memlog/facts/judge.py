@@ -134,6 +134,7 @@ class RunJudge:
         """Publish a finding or an alert, unless it was published before."""
         identity = _identity(event)
         if self._published[identity]:
+            # Each earlier event suppresses one of the same identity.
             self._published[identity] -= 1
         else:
             self._publish(event)
@@ -141,20 +142,21 @@ class RunJudge:
             self._alerts(event)
 
     def _take(self, event: Event) -> None:
-        found = list(readings(event))
-        self.facts.take(event, found)
+        event_readings = list(readings(event))
+        self.facts.take(event, event_readings)
         if isinstance(event, PeaksBySize):
             longest = self.facts.longest_batch
             fits = None if longest is None else longest.fits
+            # Published when the answer changes to no, not again at each event.
             if longest is not None and fits is False and self._fits is not False:
                 self.publish(finding_of_longest(longest, event.step))
             self._fits = fits
         elif isinstance(event, Batch):
-            self._detector.take_step(event.step, found)
+            self._detector.take_step(event.step, event_readings)
         else:
             self._detector(event)
         if self._rules is not None:
-            self._rules(event, found)
+            self._rules(event, event_readings)
 
     def _grew(self, verdict: Verdict, growth: Suspicion) -> None:
         series = growth.series

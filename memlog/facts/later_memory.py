@@ -195,7 +195,7 @@ class FirstCheckpoint:
 def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -> Finding:
     at = "" if state.first_at is None else f" at step {state.first_at:,}"
     model, optimizer = (
-        format_bytes(each.host + each.device) for each in (state.model, state.optimizer)
+        format_bytes(part.host + part.device) for part in (state.model, state.optimizer)
     )
     return Finding(
         time_us=now_us(),
@@ -223,7 +223,9 @@ def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -
 def _remedy(state: SavedState, cost: SavingCost) -> str | None:
     """Return what the program can do that it does not do yet; ``None``: nothing is known."""
     remedy = _REMEDIES.get(cost.way)
-    smaller = {each.way: each for each in saving_costs(replace(state, shard=_SMALL_FILE))}
+    smaller = {
+        candidate.way: candidate for candidate in saving_costs(replace(state, shard=_SMALL_FILE))
+    }
     if remedy is None or (
         cost.way == "transformers_trainer" and smaller[cost.way].host >= cost.host
     ):
@@ -392,14 +394,17 @@ def _longest(found: PeaksBySize) -> tuple[int, LengthSource]:
     if lengths is None:
         return found.largest, "seen"
     divisor = gcd(*(size for size, _ in found.points))
+    # Rounded up: batches are padded to a multiple of the divisor.
     padded = -(-lengths.longest // divisor) * divisor if divisor >= _PADDED else lengths.longest
     if found.largest > padded + _SPECIAL:
         return found.largest, "seen"
     if not (found.grows and found.dimension):
         draws = found.steps * ((found.batch or 1) if lengths.is_random else 1)
         share = next(
-            (0.5**at for at, one in enumerate(lengths.tail, 1) if one > found.largest), 0.0
+            (0.5**at for at, quantile in enumerate(lengths.tail, 1) if quantile > found.largest),
+            0.0,
         )
+        # Probability that none of the longer samples was drawn so far.
         if (1 - share) ** draws < _NEVER:
             return found.largest, "seen"
     return max(padded, found.largest), "data set" if lengths.samples else "collator"
@@ -537,6 +542,7 @@ def _range_of_peak(
     most = share * (max(peaks) - min(peaks))
     line, curve = (_fitted(points, degree, float(size)) for degree in (1, 2))
     bound = student_quantiles(curve.free)[1]
+    # If the allocator's rounding explains the line's error, the curvature does not count.
     if abs(curve.curvature) > bound and line.error > rounded:
         if curve.curvature < 0 or curve.error > most:
             return None
@@ -553,26 +559,29 @@ def _range_of_peak(
 
 def student_quantiles(free: int) -> tuple[float, float]:
     """Return the quantiles of Student's t distribution, of at most so many degrees of freedom."""
+    # Fewer degrees of freedom than there are give a wider interval, never a narrower one.
     return next((inner, outer) for at, inner, outer in reversed(_QUANTILES) if at <= free)
 
 
 def _fitted(points: Sequence[tuple[float, float]], degree: int, size: float) -> _Fit:
     """Fit a polynomial of degree 1 or 2 by least squares, and predict the peak at ``size``."""
+    # Sizes up to 1, because the squares of large sizes lose digits.
     scale = points[-1][0]
     xs, ys, at = [x / scale for x, _ in points], [y for _, y in points], size / scale
     mean = sum(xs) / len(xs)
     columns, news = [[1.0] * len(xs), [x - mean for x in xs]], [1.0, at - mean]
     if degree > 1:
-        squares, new = [one**2 for one in columns[1]], news[1] ** 2
+        squares, new = [distance**2 for distance in columns[1]], news[1] ** 2
+        # Made orthogonal to the columns before, so that each factor is computed alone.
         for column, known in zip(tuple(columns), tuple(news), strict=True):
             part = _dot(squares, column) / _dot(column, column)
-            squares = [one - part * other for one, other in zip(squares, column, strict=True)]
+            squares = [square - part * other for square, other in zip(squares, column, strict=True)]
             new -= part * known
         columns.append(squares)
         news.append(new)
     factors = [_dot(column, ys) / _dot(column, column) for column in columns]
     rests = [
-        y - sum(factor * one for factor, one in zip(factors, row, strict=True))
+        y - sum(factor * value for factor, value in zip(factors, row, strict=True))
         for y, row in zip(ys, zip(*columns, strict=True), strict=True)
     ]
     free = len(points) - degree - 1
@@ -580,6 +589,7 @@ def _fitted(points: Sequence[tuple[float, float]], degree: int, size: float) -> 
     deviation = max(sqrt(_dot(rests, rests) / free), 512.0)
     spread = sum(new**2 / _dot(column, column) for new, column in zip(news, columns, strict=True))
     middle = sum(factor * new for factor, new in zip(factors, news, strict=True))
+    # 1 is for the noise of the new observation, in addition to the error of the line.
     error = student_quantiles(free)[0] * deviation * sqrt(1 + spread)
     norm = sqrt(_dot(columns[-1], columns[-1]))
     return _Fit(
@@ -593,4 +603,4 @@ def _fitted(points: Sequence[tuple[float, float]], degree: int, size: float) -> 
 
 
 def _dot(some: Sequence[float], others: Sequence[float]) -> float:
-    return sum(one * other for one, other in zip(some, others, strict=True))
+    return sum(value * other for value, other in zip(some, others, strict=True))

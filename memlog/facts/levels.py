@@ -57,8 +57,8 @@ class LevelFold:
 
     def take(self, step: int, readings: list[Reading]) -> None:
         """Add the readings of a step."""
-        for each in readings:
-            name, level = each.name, each.level
+        for reading in readings:
+            name, level = reading.name, reading.level
             if level is None:
                 continue
             if name == HOST_ANON:
@@ -67,7 +67,7 @@ class LevelFold:
             elif name == HOST_RSS and not self._knows_anon and readings[1].level is None:
                 self.add(HOST, step, level)
             elif name.endswith(ALLOCATED):
-                self.add(each.owner, step, level)
+                self.add(reading.owner, step, level)
 
     def take_search(self, *, goes_on: bool) -> None:
         """Note whether memlog's own search takes memory in the steps that follow."""
@@ -109,7 +109,7 @@ class LevelFold:
         takes their place, and the process does not grow until they are used up. ``None``: there is no such
         rise since step ``since``, or the heap was read too rarely.
         """
-        readings = [each for each in self._heap if each[0] >= since][-_HEAPS:]
+        readings = [reading for reading in self._heap if reading[0] >= since][-_HEAPS:]
         rates = [(b - a) / (after - before) for (before, a), (after, b) in pairwise(readings)]
         if len(readings) < _HEAPS:
             return None
@@ -138,7 +138,7 @@ class LevelFold:
             (name, *series.few(_HOST_FLOOR if name == HOST else _DEVICE_FLOOR))
             for name, series in self._series.items()
         ]
-        return max(few, key=lambda each: each[2], default=None)
+        return max(few, key=lambda candidate: candidate[2], default=None)
 
     @property
     def devices(self) -> list[str]:
@@ -151,8 +151,10 @@ def unsteady(levels: LevelFold) -> tuple[str, Evidence] | None:
     If several are not steady, it is the one that rises most.
     """
     known = [(name, levels.evidence(name)) for name in (HOST, *levels.devices)]
-    found = [(name, each) for name, each in known if each is not None and each.since is None]
-    return max(found, key=lambda each: each[1].rise, default=None)
+    varying = [
+        (name, judged) for name, judged in known if judged is not None and judged.since is None
+    ]
+    return max(varying, key=lambda pair: pair[1].rise, default=None)
 
 
 def doubt(owner: str, known: Evidence, levels: LevelFold) -> str:
@@ -238,9 +240,9 @@ class _Levels:
         if self._before_search is not None:
             left, after = self._highest - self._before_search, self._highest
         hidden = max(left - max(self._newest - after, 0), 0)
-        found = evidence(indexes, [float(level) for _, level in ordered], floor, hidden)
-        first = indexes[0] if found.since is None else found.since
-        return found._replace(steps=self._last - first + 1)
+        known = evidence(indexes, [float(level) for _, level in ordered], floor, hidden)
+        first = indexes[0] if known.since is None else known.since
+        return known._replace(steps=self._last - first + 1)
 
 
 _TRUST: dict[PeakSource | None, int] = {None: 0, "sampled": 1, "watermark": 2, "exact": 3}
@@ -304,14 +306,17 @@ class PeakFold:
         """Add the readings of one event. If sizes are equal, the `_TRUST` of the source decides."""
         self._has_steps = self._has_steps or isinstance(event, Batch)
         after = self._has_steps and isinstance(event, Phase)
-        for each in found:
-            name = each.name
-            if each.device is None and not (name in HOST_PEAKS or name.endswith(OTHER_PROCESSES)):
+        for reading in found:
+            name = reading.name
+            if reading.device is None and not (
+                name in HOST_PEAKS or name.endswith(OTHER_PROCESSES)
+            ):
                 continue
-            size, source = each.highest
+            size, source = reading.highest
             if size is None:
                 continue
             peak = self._peaks.get(name, UNKNOWN)
+            # Most readings are no new peak, and this check is faster than the one below.
             if peak.bytes is not None and size < peak.bytes:
                 continue
             if peak.bytes is None or (size, _TRUST[source]) > (peak.bytes, _TRUST[peak.source]):

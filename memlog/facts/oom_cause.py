@@ -63,16 +63,19 @@ def cause_of(failure: OutOfMemory, before: Background = NOTHING_BEFORE) -> Cause
         return _pinned(failure)
     if failure.device == "host":
         return _request(failure)
-    found = _leak(failure, before) or _request(failure) or sufficient(failure) or _driver(failure)
-    if found is not None:
-        return found
+    # First the causes that explain the failure alone. The others tell only what was being done.
+    cause = _leak(failure, before) or _request(failure) or sufficient(failure) or _driver(failure)
+    if cause is not None:
+        return cause
     candidates = (_activity, _optimizer, _step, _elsewhere)
-    found = next((one for each in candidates if (one := each(failure, before))), None)
-    if found is None:
+    cause = next(
+        (possible for candidate in candidates if (possible := candidate(failure, before))), None
+    )
+    if cause is None:
         return None
-    return found._replace(
-        clause=found.clause + mention_of_pieces(failure) + _imbalance(before),
-        remedies=(*found.remedies, *advice_on_pieces(failure)),
+    return cause._replace(
+        clause=cause.clause + mention_of_pieces(failure) + _imbalance(before),
+        remedies=(*cause.remedies, *advice_on_pieces(failure)),
     )
 
 
@@ -97,7 +100,7 @@ def _request(failure: OutOfMemory) -> Cause | None:
 
 
 def _driver(failure: OutOfMemory) -> Cause | None:
-    if not any(each in failure.message for each in _DRIVER):
+    if not any(text in failure.message for text in _DRIVER):
         return None
     return Cause(
         "driver",
@@ -244,10 +247,10 @@ def _elsewhere(failure: OutOfMemory, before: Background) -> Cause | None:
 
 
 def _imbalance(before: Background) -> str:
-    spare = [each for each in before.others if each.reserved < _SPARE * each.capacity]
+    spare = [device for device in before.others if device.reserved < _SPARE * device.capacity]
     if not spare:
         return ""
-    least = min(spare, key=lambda each: each.reserved / each.capacity)
+    least = min(spare, key=lambda device: device.reserved / device.capacity)
     return (
         f"; on {least.name} this process holds only {format_bytes(least.reserved)} of "
         f"{format_bytes(least.capacity)}"

@@ -65,13 +65,13 @@ def sufficient(failure: OutOfMemory) -> Cause | None:
 
     If there are several, the text names all.
     """
-    found = [each(failure) for each in (_limits, _pools, _fragmentation)]
-    known = [each for each in found if each is not None]
+    causes = [check(failure) for check in (_limits, _pools, _fragmentation)]
+    known = [cause for cause in causes if cause is not None]
     if not known:
         return None
     return known[0]._replace(
-        clause="; also, ".join(each.clause for each in known),
-        remedies=tuple(remedy for each in known for remedy in each.remedies),
+        clause="; also, ".join(cause.clause for cause in known),
+        remedies=tuple(remedy for cause in known for remedy in cause.remedies),
     )
 
 
@@ -153,24 +153,24 @@ def _others(failure: OutOfMemory, least: int) -> Cause | None:
 
 
 def _of_others(processes: Sequence[DeviceProcess]) -> Iterator[str]:
-    if any(each.is_child for each in processes):
+    if any(process.is_child for process in processes):
         yield (
             "This training started the process. Let it use less of the device or another one, or none: a "
             "DataLoader's workers should return tensors on the CPU."
         )
-    if any(each.is_rank for each in processes):
+    if any(process.is_rank for process in processes):
         yield OWN_DEVICE
-    if not processes or not all(each.is_child or each.is_rank for each in processes):
+    if not processes or not all(process.is_child or process.is_rank for process in processes):
         yield END_OTHERS
 
 
 def _holders(state: DeviceState) -> str:
     if len(state.processes) != 1:
-        ranks = bool(state.processes) and all(each.is_rank for each in state.processes)
+        ranks = bool(state.processes) and all(process.is_rank for process in state.processes)
         return f"{len(state.processes)} other {'ranks of this training' if ranks else 'processes'} hold"
     [only] = state.processes
-    what = "a child process" if only.is_child else "another process"
-    return f"{'another rank of this training' if only.is_rank else what}, {named(only)}, holds"
+    kind = "a child process" if only.is_child else "another process"
+    return f"{'another rank of this training' if only.is_rank else kind}, {named(only)}, holds"
 
 
 def named(process: DeviceProcess) -> str:
@@ -185,6 +185,7 @@ def _fraction(failure: OutOfMemory) -> Cause | None:
     needed = (failure.reserved or 0) + (failure.requested or 0)
     if needed > capacity:
         return None
+    # Half a hundredth more: the text shows two digits, and must not round the fraction down.
     least = min(needed / capacity + 0.005, 1)
     return Cause(
         "fraction",

@@ -71,14 +71,14 @@ class EarlyRise:
         if not self._begun:
             self._begun = True
             return None
-        found: Rise | None = None
+        rise: Rise | None = None
         for scale in self._scales:
-            found = found or scale.take(step, lowest, self._least)
+            rise = rise or scale.take(step, lowest, self._least)
             if len(scale.pending) < _WIDER:
                 break
             lowest = min(scale.pending)
             scale.pending.clear()
-        return found
+        return rise
 
 
 class EarlyRises:
@@ -90,15 +90,15 @@ class EarlyRises:
     def take(self, event: Batch) -> tuple[str, Rise] | None:
         """Take a step. Return the name of a series that rises evenly, and its rise."""
         if event.rss_anon is not None:
-            found = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
-            if found is not None:
-                return found
+            risen = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
+            if risen is not None:
+                return risen
         for device in event.devices:
             if device.allocated is not None:
                 name = device.name + ALLOCATED
-                found = self._take(name, event.step, device.allocated, DEVICE_LEAST)
-                if found is not None:
-                    return found
+                risen = self._take(name, event.step, device.allocated, DEVICE_LEAST)
+                if risen is not None:
+                    return risen
         return None
 
     def _take(self, name: str, step: int, level: int, least: int) -> tuple[str, Rise] | None:
@@ -108,6 +108,7 @@ class EarlyRises:
         rise = watch.take(step, level)
         if rise is None:
             return None
+        # The next rise counts from here on, without the levels of this one.
         del self._watches[name]
         return name, rise
 
@@ -184,6 +185,7 @@ class RepeatedRise:
         elif low >= self._level + self._least:
             self._add(step, low - self._level)
             self._level = low
+        # The highest of them: one low level takes nothing back.
         elif max(self._newest) < self._level - self._least:
             self._take_back(self._level - max(self._newest))
             self._level = max(self._newest)
@@ -236,14 +238,14 @@ class RepeatedRises:
 
     def take(self, event: Batch) -> tuple[str, Rise] | None:
         """Take a step. Return the name of a series that rises repeatedly, and its smallest rise."""
-        found = None
+        risen = None
         if event.rss_anon is not None:
-            found = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
+            risen = self._take(HOST_ANON, event.step, event.rss_anon, HOST_LEAST)
         for device in event.devices:
             if device.allocated is not None:
                 name = device.name + ALLOCATED
-                found = self._take(name, event.step, device.allocated, DEVICE_LEAST) or found
-        return found
+                risen = self._take(name, event.step, device.allocated, DEVICE_LEAST) or risen
+        return risen
 
     def _take(self, name: str, step: int, level: int, least: int) -> tuple[str, Rise] | None:
         watch = self._watches.get(name)

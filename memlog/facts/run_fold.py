@@ -126,6 +126,7 @@ class RunFold:
                 self._detector.take_step(event.step, found)
             else:
                 self._detector.untouched.take(event.step, found)
+            # A complete step shows that the program went on after the failure.
             self.failure = None
             self._newest_us = event.time_us
         elif isinstance(event, Sample):
@@ -254,7 +255,7 @@ class RunFold:
         if status != "running" and not self._is_judged:
             self._is_judged = True
             self._detector.finish()
-        return {name: one for name, one in self._growth.items() if not self._has_ended(name)}
+        return {name: growth for name, growth in self._growth.items() if not self._has_ended(name)}
 
     def fills_a_buffer(self, rate: float, since: int | None = None) -> bool:
         """Return True if the process took hardly any memory from the system for its growth.
@@ -280,15 +281,19 @@ class RunFold:
         If the run ended without an end event, nobody has judged its growth a last time. So the result
         contains growth that lasted until the end, with the suspects of a search that was under way.
         """
-        found = [one for one in self._with_longest() if one.kind != KIND or not self._has_saved]
+        findings = [
+            finding
+            for finding in self._with_longest()
+            if finding.kind != KIND or not self._has_saved
+        ]
         failed = self.rank_failure
         if self.end is None and (status == "killed" or (failed and status == "failed")):
-            found = [*self.at_the_end(), *found]
+            findings = [*self.at_the_end(), *findings]
         if failed is None and status in ("running", "finished"):
-            return ranked(found)
+            return ranked(findings)
         # First what was found in the rank that failed first, or in this one.
         rank = None if failed is None or failed.run is None else failed.rank
-        return sorted(ranked(found), key=lambda finding: finding.rank != rank)
+        return sorted(ranked(findings), key=lambda finding: finding.rank != rank)
 
     @property
     def longest_batch(self) -> LongestBatch | None:
@@ -300,19 +305,24 @@ class RunFold:
     def _with_longest(self) -> Iterator[Finding]:
         """Yield the findings. What they say about the longest batch is what is known by now."""
         longest = self.longest_batch
-        for each in self._findings:
-            own = each.rank is None
-            if own and each.kind == "larger_steps" and longest and longest.where == each.where:
-                each = replace(each, evidence=(*each.evidence, longest.text))  # noqa: PLW2901 - one name
-            if not (own and each.kind == "longest_batch"):
-                yield each
+        for finding in self._findings:
+            own = finding.rank is None
+            if (
+                own
+                and finding.kind == "larger_steps"
+                and longest
+                and longest.where == finding.where
+            ):
+                finding = replace(finding, evidence=(*finding.evidence, longest.text))  # noqa: PLW2901 - one name
+            if not (own and finding.kind == "longest_batch"):
+                yield finding
         if longest is not None and longest.fits is False:
             yield finding_of_longest(longest, self.last_step)
 
     def at_the_end(self) -> list[Finding]:
         """Return findings about growth that lasted until a run ended without an end event."""
         growing = self.growth("killed")
-        found: list[Finding] = []
+        findings: list[Finding] = []
         for series, inquiry in self.inquiries.items():
             if inquiry.suspects and not inquiry.will_fit and not self._is_steady(series):
                 main, *others = inquiry.suspects
@@ -328,9 +338,9 @@ class RunFold:
                 elif main.since_step is not None:
                     rate = self.levels.rate_since(owner_of(series), main.since_step)
                     main = main if rate is None else replace(main, rate=rate, forecast=None)
-                found += [
-                    replace(each, evidence=(*each.evidence, SEARCH_INTERRUPTED))
-                    for each in (main, *others)
+                findings += [
+                    replace(finding, evidence=(*finding.evidence, SEARCH_INTERRUPTED))
+                    for finding in (main, *others)
                 ]
         explained = {series for series, inquiry in self.inquiries.items() if inquiry.suspects}
         for series, growth in growing.items():
@@ -340,22 +350,28 @@ class RunFold:
                 and not self._is_explained(growth)
             ):
                 general = finding_of(growth)
-                found.append(
+                findings.append(
                     replace(
                         general,
                         time_us=self._newest_us,
                         evidence=(*general.evidence, NOT_SEARCHED),
                     )
                 )
-        known = {(each.kind, each.where) for each in self._findings if each.rank is None}
-        return [each for each in found if (each.kind, each.where) not in known]
+        known = {
+            (finding.kind, finding.where) for finding in self._findings if finding.rank is None
+        }
+        return [finding for finding in findings if (finding.kind, finding.where) not in known]
 
     def _is_explained(self, growth: Suspicion) -> bool:
         """Return True if a finding about the same memory tells most of a growth."""
-        found = [
-            each for each in self._findings if each.rank is None and each.kind != "larger_steps"
+        findings = [
+            finding
+            for finding in self._findings
+            if finding.rank is None and finding.kind != "larger_steps"
         ]
-        rates = [each.rate or 0.0 for each in found if each.memory == owner_of(growth.series)]
+        rates = [
+            finding.rate or 0.0 for finding in findings if finding.memory == owner_of(growth.series)
+        ]
         return max(rates, default=0.0) >= _EXPLAINED * growth.rate
 
     def _is_steady(self, series: str) -> bool:

@@ -30,9 +30,9 @@ def verdict(facts: RunFold, status: RunStatus) -> RunVerdict:
     if failed is not None and failed.run is not None:
         outcome = failed.outcome or "unsure"
         return RunVerdict(outcome, joined(failed.title, failed.verdict), rises=outcome == "unsure")
-    found = of_memory(facts, status)
+    judged = of_memory(facts, status)
     failure = _bad_end(facts, status)
-    return found if failure is None else replace(found, text=joined(failure, found.text))
+    return judged if failure is None else replace(judged, text=joined(failure, judged.text))
 
 
 def of_memory(facts: RunFold, status: RunStatus) -> RunVerdict:
@@ -40,12 +40,12 @@ def of_memory(facts: RunFold, status: RunStatus) -> RunVerdict:
     findings = facts.findings(status)
     if findings:
         main, *others = findings
-        parts = [each.title for each in others if each.is_part and each.memory == main.memory]
+        parts = [other.title for other in others if other.is_part and other.memory == main.memory]
         return RunVerdict("finding", _told(facts, status, main), finding=main, parts=tuple(parts))
-    found = _without_finding(facts, status)
+    judged = _without_finding(facts, status)
     doubt = facts.rank_doubt
-    if doubt is None or found.rises:
-        return found
+    if doubt is None or judged.rises:
+        return judged
     return RunVerdict("unsure", of_rank(doubt.rank, doubt.text), rises=True)
 
 
@@ -62,7 +62,7 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
         for series, growth in facts.growth(status).items()
         if series == HOST_ANON or series.endswith(ALLOCATED)
     ]
-    most, owner, growth = max(grown, key=lambda each: each[0], default=(0.0, HOST, None))
+    most, owner, growth = max(grown, key=lambda candidate: candidate[0], default=(0.0, HOST, None))
     unsure = unsteady(facts.levels)
     if growth is not None and (unsure is None or unsure[0] == owner or unsure[1].rise <= most):
         memory = memory_of(owner, facts.levels)
@@ -106,12 +106,15 @@ def _of_steady_levels(facts: RunFold, known: Evidence, reached: str) -> RunVerdi
 def _not_excluded(facts: RunFold, known: Evidence) -> Finding | None:
     """Return a suspect of a search on the host that has not ended, if its growth could go on unseen."""
     suspects = [
-        one
+        suspect
         for series, inquiry in facts.inquiries.items()
         if owner_of(series) == HOST and not inquiry.will_fit
-        for one in inquiry.suspects
+        for suspect in inquiry.suspects
     ]
-    return next((one for one in suspects if (one.rate or 0.0) * known.steps < known.excluded), None)
+    return next(
+        (suspect for suspect in suspects if (suspect.rate or 0.0) * known.steps < known.excluded),
+        None,
+    )
 
 
 def _of_few_steps(facts: RunFold, few: tuple[str, int, int] | None, reached: str) -> RunVerdict:
@@ -190,7 +193,7 @@ def _unsure(facts: RunFold, owner: str, text: str, rate: float, since: int | Non
     the noise.
     """
     searches = [inquiry for series, inquiry in facts.inquiries.items() if owner_of(series) == owner]
-    suspects = ranked(each for inquiry in searches for each in inquiry.suspects)
+    suspects = ranked(suspect for inquiry in searches for suspect in inquiry.suspects)
     rises, cause = rate > 0, ""
     if rises and suspects:
         cause = f" Possible cause: {suspects[0].title.rstrip('.')}."

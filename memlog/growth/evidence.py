@@ -96,6 +96,8 @@ def evidence(
     near = max(floor, _SIGMAS * noise)
     begin = _first_near(levels, count - least, median(tail), near)
     excluded = _excluded(indexes[begin:], levels[begin:], floor)
+    # Early levels can belong to a warm-up that ends slowly, which makes the line rise. They are
+    # left out as long as the rise has clearly slowed since.
     while excluded is None and begin < count - least:
         later = min((begin + count) // 2, count - least)
         if not _has_ended(indexes, levels, begin, later):
@@ -124,17 +126,19 @@ def _noise(levels: Sequence[float]) -> float:
         for at, level in zip(places, levels, strict=True)
     ]
     middle = median(distances)
-    return _MAD * median(abs(each - middle) for each in distances)
+    return _MAD * median(abs(distance - middle) for distance in distances)
 
 
 def _first_near(levels: Sequence[float], begin: int, value: float, near: float) -> int:
     """Return the index of the first level from which on all groups of levels lie near a value."""
     size, end = max(len(levels) // _GROUPS, 3), begin
+    # Medians of groups ignore single spikes, which would end a search from level to level.
     while begin:
         first = max(begin - size, 0)
         if abs(median(levels[first:begin]) - value) > near:
             break
         begin = first
+    # The change can lie within the oldest group that is near, or within the one before it.
     while begin < end and abs(levels[begin] - value) > near:
         begin += 1
     while begin and abs(levels[begin - 1] - value) <= near:
@@ -151,8 +155,8 @@ def _excluded(indexes: Sequence[int], levels: Sequence[float], floor: float) -> 
     edges = [len(levels) * block // BLOCKS for block in range(BLOCKS + 1)]
     places = [indexes[(a + b - 1) // 2] for a, b in pairwise(edges)]
     lowest = [min(levels[a:b]) for a, b in pairwise(edges)]
-    found = [_bound(indexes, levels, floor), _bound(places, lowest, floor)]
-    known = [bound for bound in found if bound is not None]
+    bounds = [_bound(indexes, levels, floor), _bound(places, lowest, floor)]
+    known = [bound for bound in bounds if bound is not None]
     most = max(_MATTERS * levels[-1], _LEAST * floor)
     likely, excluded = min(known, default=(most + 1, 0.0))
     return None if likely > most else excluded
@@ -194,8 +198,10 @@ def _has_slowed(
     line = line_through(indexes[begin:], after)
     span = indexes[-1] - indexes[begin]
     own = rise - hidden
+    # Growth this fast could have gone unseen in the memory that the search left free.
     if own > near and hidden / span >= _ENDED * own / steps:
         return False
+    # `rise` ends at a median, which lies in the middle of the later levels.
     return line.rate + line.error < _ENDED * rise / (steps + span / 2)
 
 
@@ -208,6 +214,7 @@ def _rises_at_the_end(levels: Sequence[float], near: float) -> bool:
         return True
     last = max(_LAST, min(len(levels) // BLOCKS, 8))
     before = sorted(levels[:-last])
+    # The highest tenth does not count: a few spikes must not hide a rise.
     usual = before[len(before) * 9 // 10]
     return min(levels[-_LAST:]) > usual + near / 2 and median(levels[-last:]) > usual + near / 4
 
@@ -215,11 +222,12 @@ def _rises_at_the_end(levels: Sequence[float], near: float) -> bool:
 def _lasting(levels: Sequence[float]) -> list[float]:
     """Return, for each index, the lowest of the levels from this index on."""
     lowest = levels[-1]
-    found = []
+    minima = []
+    # From the end, so that each level is compared only once.
     for level in reversed(levels):
         lowest = min(lowest, level)
-        found.append(lowest)
-    return found[::-1]
+        minima.append(lowest)
+    return minima[::-1]
 
 
 def _goes_on(levels: Sequence[float], lasting: Sequence[float], near: float) -> bool:
@@ -251,7 +259,7 @@ def _goes_on(levels: Sequence[float], lasting: Sequence[float], near: float) -> 
     times = [after - before for before, after in pairwise(places)]
     rested = len(lasting) - 1 - places[-1]
     if len(rises) < _PATTERN:
-        sizes = [each for _, each in rises]
+        sizes = [risen for _, risen in rises]
         same = max(sizes) <= _ALIKE * min(sizes) and places[0] <= _ALIKE * times[0]
         return same and rested <= _LONGER * times[0]
     return rested <= _LONGER * max(times)

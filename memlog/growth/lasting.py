@@ -96,12 +96,15 @@ def line_through(indexes: Sequence[int], levels: Sequence[float]) -> Line:
     points = list(zip(places, values, strict=True))
     rate = median((y - v) / (x - u) for (u, v), (x, y) in combinations(points, 2))
     middle = fmean(places)
+    # The median again: one deviating block does not move the line.
     level = median(y - rate * (x - middle) for x, y in points)
     distances = [y - level - rate * (x - middle) for x, y in points]
     squares = sum(distance * distance for distance in distances)
+    # The line's two parameters take two degrees of freedom.
     spread = math.sqrt(squares / (BLOCKS - 2))
     width = math.sqrt(sum((x - middle) ** 2 for x in places))
     alike = _autocorrelation(distances, squares)
+    # The factor for an AR(1) process: medians that deviate alike hold less information.
     error = _STUDENT * spread / width * math.sqrt((1 + alike) / (1 - alike))
     return Line(rate, error, middle, level, math.sqrt(squares / BLOCKS))
 
@@ -148,6 +151,7 @@ class LevelWindow:
         self.indexes.clear()
         self.levels.clear()
         self._added = 0
+        # A window is judged as soon as it has enough levels.
         self.unseen = MAX_LEVELS
 
     def add(self, index: int, level: float) -> None:
@@ -203,12 +207,14 @@ class LevelScales:
         for window in self.windows:
             if len(window.levels) < least:
                 return None
+            # A window that is not full has dropped no level.
             if since is None or len(window.levels) < MAX_LEVELS or window.indexes[0] <= since:
                 return window
         return None
 
     def highest_before(self, index: int) -> float | None:
         """Return the highest level before an index; ``None`` if there is none. Ignore the finest window."""
+        # A level of a longer window is the lowest of several, so a spike does not count.
         return max(
             (
                 level
@@ -304,6 +310,8 @@ def _has_stopped(levels: Sequence[float], by: float) -> bool:
         if level > highest + by:
             longest = max(longest, at - last)
             highest, last = level, at
+    # Noise alone can make one of the last levels the highest. So a level just below counts as the
+    # top.
     top = max(levels) - by
     reached = next(at for at, level in enumerate(levels) if level >= top)
     return len(levels) - 1 - reached > _PATIENCE * longest

@@ -158,10 +158,11 @@ class Gaps:
         Later levels are not shifted because of this gap.
         """
         waiting, self._waiting = self._waiting, []
-        return [self._shifted(each) for each in waiting]
+        return [self._shifted(step_level) for step_level in waiting]
 
     def measured(self, growth: Growth) -> Growth:
         """Undo the shift: return ``growth`` with its measured first step and its measured level."""
+        # Newest first: the count of a gap includes those of the gaps before it.
         steps = next(steps for begin, steps in reversed(self._begins) if begin <= growth.since)
         return growth._replace(since=growth.since + steps, level=growth.level + self._shift.level)
 
@@ -172,13 +173,13 @@ class Gaps:
         median of the last levels before the gap. Single levels are not compared, because they can be spikes.
         """
         count = len(self._newest)
-        before = median(each.level for each in self._newest)
-        level = median(each.level for each in after[:count])
+        before = median(step_level.level for step_level in self._newest)
+        level = median(step_level.level for step_level in after[:count])
         begin = self._newest[-1].step
         self._shift = StepLevel(after[count - 1].step - begin, int(level - before))
         self._begins.append((begin, self._shift.step))
         self._waiting = []
-        return [self._shifted(each) for each in after[count:]]
+        return [self._shifted(step_level) for step_level in after[count:]]
 
     def _shifted(self, measured: StepLevel) -> StepLevel:
         shifted = StepLevel(measured.step - self._shift.step, measured.level - self._shift.level)
@@ -285,12 +286,12 @@ class SeriesWatch:
         again only at a much higher rate (`LARGER`).
         """
         suspected, self._is_told = self.pending, False
-        found, self._found = self._growth_since(self._found, SIGMAS), None
-        if found is None or (
-            suspected is not None and not _goes_on(self._levels, self._found_at, found, suspected)
+        growth, self._found = self._growth_since(self._found, SIGMAS), None
+        if growth is None or (
+            suspected is not None and not _goes_on(self._levels, self._found_at, growth, suspected)
         ):
             return None if suspected is None else self._decide_by_use(suspected)
-        return self._confirmed(found, suspected)
+        return self._confirmed(growth, suspected)
 
     def short_growth(self) -> Growth | None:
         """Return the growth of a series with few levels; ``None`` if it does not grow.
@@ -321,6 +322,7 @@ class SeriesWatch:
 
     def wait_on(self, growth: Growth) -> None:
         """Treat confirmed growth as suspected again. Later levels can then confirm it again."""
+        # Otherwise, only growth at twice the rate would be confirmed (`LARGER`).
         self._reported = 0.0
         self._begin(growth, self.finest.indexes[-1], is_told=True)
 
@@ -336,13 +338,13 @@ class SeriesWatch:
         """
         level = window.levels[-1]
         wanted = max(_wanted(level, self.free), LARGER * self._reported)
-        found = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)
-        if found is None or found.total < self.floor:
+        growth = find_growth(list(window.indexes), list(window.levels), wanted, self._least, sigmas)
+        if growth is None or growth.total < self.floor:
             return None
-        before = self._levels.highest_before(found.since)
+        before = self._levels.highest_before(growth.since)
         # If a level before the growth was about as high as the newest, levels go up and down: this is no
         # leak.
-        return None if before is not None and _was_as_high(before, found) else found
+        return None if before is not None and _was_as_high(before, growth) else growth
 
     def _begin(self, growth: Growth, step: int, *, is_told: bool = False) -> None:
         self._found, self._found_at, self._is_told = growth, step, is_told
@@ -355,8 +357,8 @@ class SeriesWatch:
 
         The second test uses all levels since the growth began.
         """
-        found = self._growth_since(before, _SUSPECTED)
-        self._found = found if found is not None and _continues(found, before) else None
+        growth = self._growth_since(before, _SUSPECTED)
+        self._found = growth if growth is not None and _continues(growth, before) else None
         if self._found is None:
             return None
         self._is_told = True
@@ -365,14 +367,14 @@ class SeriesWatch:
 
     def _decide(self, step: int, suspected: Growth) -> News | None:
         """Judge suspected growth by all levels since the growth began. Return a new verdict, if any."""
-        found = self._growth_since(suspected, SIGMAS)
-        if found is not None and _goes_on(self._levels, self._found_at, found, suspected):
-            if found.since > step - (step - suspected.since) // 2:
-                # `found` began long after `suspected`. So `found` must last, too, before it is confirmed.
-                self._begin(found, step, is_told=True)
+        growth = self._growth_since(suspected, SIGMAS)
+        if growth is not None and _goes_on(self._levels, self._found_at, growth, suspected):
+            if growth.since > step - (step - suspected.since) // 2:
+                # `growth` began long after `suspected`. So `growth` must last, too, before it is confirmed.
+                self._begin(growth, step, is_told=True)
                 return None
             self._found, self._is_told = None, False
-            return self._confirmed(found, suspected)
+            return self._confirmed(growth, suspected)
         self._found, self._is_told = None, False
         return self._decide_by_use(suspected)
 
@@ -384,15 +386,15 @@ class SeriesWatch:
         """
         if len(self.in_use) >= _LATER:
             steps, levels = zip(*self.in_use, strict=True)
-            found = find_growth(steps, levels, _SLOWEST * suspected.rate, _LATER)
+            growth = find_growth(steps, levels, _SLOWEST * suspected.rate, _LATER)
             if (
-                found is not None
-                and found.total >= self.floor
-                and not _is_again(found, self.in_use)
+                growth is not None
+                and growth.total >= self.floor
+                and not _is_again(growth, self.in_use)
             ):
                 level = self.finest.levels[-1]
                 return self._confirmed(
-                    found._replace(since=suspected.since, level=level), suspected
+                    growth._replace(since=suspected.since, level=level), suspected
                 )
         return News("withdrawn", suspected)
 
@@ -416,6 +418,7 @@ def _wanted(level: float, free: float | None) -> float:
 
     ``level`` is the current level in bytes. ``free`` is the number of bytes left until the limit.
     """
+    # At least 1: `find_growth` needs a rate above 0, and a level can be 0.
     wanted = min(max(_SHARE * level, 1.0), _ENOUGH)
     return wanted if free is None else min(wanted, max(free / _SOON, 1.0))
 
@@ -441,6 +444,7 @@ def _is_due(window: LevelWindow, least: int) -> bool:
     held = len(levels)
     if held < least or window.unseen < max(held // _PART, _NEW):
         return False
+    # Also if the check below fails: the next check needs new levels, too.
     window.unseen = 0
     return levels[-1] > levels[-least]
 
