@@ -226,8 +226,8 @@ class _Scopes:
         self._duration_us += event.duration_us
         host, *devices = changes(event)
         self._rss.take(host.level)
-        for each in devices:
-            self._devices.setdefault(each.owner, _Device()).take(each)
+        for reading in devices:
+            self._devices.setdefault(reading.owner, _Device()).take(reading)
 
     def facts(self) -> ScopeFacts:
         return ScopeFacts(
@@ -256,8 +256,8 @@ class _Points:
         self._count += 1
         host, *devices = main_readings(event)
         self._rss.take(host.level)
-        for each in devices:
-            self._allocated.setdefault(each.owner, _Levels()).take(each.level)
+        for reading in devices:
+            self._allocated.setdefault(reading.owner, _Levels()).take(reading.level)
 
     def facts(self) -> PointFacts:
         return PointFacts(
@@ -282,12 +282,14 @@ class PhaseFold:
             self.omitted += 1
             return
         self._by_label.setdefault(event.label, _Phases()).take(event)
-        for each in main_readings(event):
-            if each.peak is not None and each.source == "exact":
-                made = _Maker(each.peak, len(event.within), event.label)
-                known = self._makers.get(each.owner)
+        for reading in main_readings(event):
+            if reading.peak is not None and reading.source == "exact":
+                # A phase that contains this one can have the same peak. It comes later and is less
+                # deep, so it does not replace this one.
+                made = _Maker(reading.peak, len(event.within), event.label)
+                known = self._makers.get(reading.owner)
                 if known is None or made[:2] > known[:2]:
-                    self._makers[each.owner] = made
+                    self._makers[reading.owner] = made
 
     def facts(self, peaks: Mapping[str, Peak]) -> dict[str, PhaseFacts]:
         """Return the facts about each label's phases, by label.
@@ -302,9 +304,11 @@ class PhaseFold:
         }
         order = {label: index for index, label in enumerate(self._by_label)}
         path = {
-            label: [order.get(each, 0) for each in (*phases.within, label)]
+            label: [order.get(part, 0) for part in (*phases.within, label)]
             for label, phases in self._by_label.items()
         }
+        # The path of a label begins with the path of the label around it, so it comes right after
+        # that one.
         return {
             label: self._by_label[label].facts(label, made)
             for label in sorted(self._by_label, key=path.__getitem__)
@@ -331,11 +335,15 @@ class _Phases:
         self._errors += event.error is not None
         self._duration_us += event.duration_us
         self.within = event.within
-        for each in main_readings(event):
-            name, peak = each.owner, each.peak
+        for reading in main_readings(event):
+            name, peak = reading.owner, reading.peak
             self._read[name] = max(event.highest.get(name, 0), self._read.get(name, 0))
             known = self._exact.get(name)
-            if each.source == "exact" and peak is not None and (known is None or peak > known[0]):
+            if (
+                reading.source == "exact"
+                and peak is not None
+                and (known is None or peak > known[0])
+            ):
                 self._exact[name] = (peak, event.step)
 
     def facts(self, label: str, made: Mapping[str, str]) -> PhaseFacts:
@@ -418,12 +426,13 @@ class Accumulator:
     def take(self, process: str, entry: Entry) -> None:
         if entry.header is not self._header:
             self._take_header(entry.header)
+        # A process numbers its events without gaps. So a gap is a number of missing events.
         self._missing[process] += max(entry.seq - self._next.get(process, 0), 0)
         self._next[process] = max(entry.seq + 1, self._next.get(process, 0))
         event = entry.event
-        found = list(readings(event))
-        self.metrics.take(event, older=self._has_older_names, found=found)
-        self.facts.take_entry(entry, found)
+        event_readings = list(readings(event))
+        self.metrics.take(event, older=self._has_older_names, found=event_readings)
+        self.facts.take_entry(entry, event_readings)
         self.published += 1
         if self.newest_us is None or event.time_us > self.newest_us:
             self.newest_us = event.time_us
@@ -476,8 +485,8 @@ class Accumulator:
         if isinstance(event, Run):
             self.begin = self.begin or event
         elif isinstance(event, (Parameters, Origin)):
-            found = parameters_of(event)
-            self.parameters |= found.values if found else {}
+            parameters = parameters_of(event)
+            self.parameters |= parameters.values if parameters else {}
         elif isinstance(event, OutOfMemory):
             self._failed[event.time_us] = event
         elif isinstance(event, Alert):
@@ -500,6 +509,7 @@ class Accumulator:
         earlier = self._artifacts.get(event.name)
         if earlier is None and len(self._artifacts) >= MAX_LISTED:
             self.omitted["artifacts"] += 1
+        # The processes' journals are read one after the other, so this event can be older.
         elif earlier is None or earlier.time_us <= event.time_us:
             self._artifacts[event.name] = event
 

@@ -70,10 +70,10 @@ def plan_for_run(
     facts = _StepFacts(event.step, trace.result.device)
     facts.take(run.events())
     besides = facts.besides(standing, trace.result.peak or 0)
-    found = plan_for_trace(trace, memory, besides, facts.batch, f"step {event.step}")
-    if isinstance(found, str):
-        return RunPlan(None, found, ())
-    return RunPlan(found, None, tuple(facts.unsure(standing, longest)))
+    plan = plan_for_trace(trace, memory, besides, facts.batch, f"step {event.step}")
+    if isinstance(plan, str):
+        return RunPlan(None, plan, ())
+    return RunPlan(plan, None, tuple(facts.unsure(standing, longest)))
 
 
 class _StepFacts:
@@ -96,21 +96,24 @@ class _StepFacts:
     def take(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Batch):
+                # The journal can lack the traced step's own event. Then the next one counts.
                 if self._at is None and event.step >= self._step:
                     self._at = event
             elif isinstance(event, StepInputs):
-                self._sizes[event.step] = {each.shape[0] for each in event.inputs if each.shape}
+                self._sizes[event.step] = {
+                    tensor.shape[0] for tensor in event.inputs if tensor.shape
+                }
             elif isinstance(event, Sample):
                 self._take_sample(event)
             elif isinstance(event, OutOfMemory) and event.device == self._device:
                 self._failed = -1 if event.step is None else event.step
 
     def _take_sample(self, event: Sample) -> None:
-        for each in event.devices:
-            if each.name == self._device and each.other is not None:
-                self._outside.append(each.other)
-                if each.other_processes is not None:
-                    self._own.append(max(each.other - each.other_processes, 0))
+        for device in event.devices:
+            if device.name == self._device and device.other is not None:
+                self._outside.append(device.other)
+                if device.other_processes is not None:
+                    self._own.append(max(device.other - device.other_processes, 0))
 
     @property
     def batch(self) -> int | None:
@@ -128,11 +131,13 @@ class _StepFacts:
                 return BesidesTensors(0, "", "the process's memory beside tensors")
             size = max(standing.held - traced_peak, 0)
             return BesidesTensors(size, "the rest of what the process held at that step", "")
-        found = None if self._at is None else main_reading(self._at, self._device)
-        reserved = None if found is None or found.device is None else found.device.reserved
+        reading = None if self._at is None else main_reading(self._at, self._device)
+        reserved = None if reading is None or reading.device is None else reading.device.reserved
         idle = max((reserved or 0) - traced_peak, 0)
         parts = [] if reserved is None else ["what the allocator held unused"]
         without = [] if reserved is not None else ["memory that the allocator holds unused"]
+        # Other processes come and go. So of a sum that includes them, only the lowest value is sure
+        # to be needed.
         outside = max(self._own) if self._own else min(self._outside, default=None)
         if outside is None:
             without.append(_CONTEXT)
@@ -197,7 +202,7 @@ def advice(
     is_elsewhere = growth.failed_by_chance or (failure is not None and growth.keeps)
     if cause is not None and not cause.is_of_the_step and cause.kind != "leak":
         return [*cause.remedies, *(_smaller_need(state) if cause.kind == "fraction" else ())]
-    found = [
+    lines = [
         *growth.why_it_grew(),
         *growth.why_the_place_is_chance(),
         *(() if is_elsewhere else _of_the_model(state, predicted)),
@@ -207,7 +212,7 @@ def advice(
         *_shared(state),
         *_limit(failure, only_later=growth.keeps),
     ]
-    return found or ["A smaller batch, or gradient accumulation in place of a larger one."]
+    return lines or ["A smaller batch, or gradient accumulation in place of a larger one."]
 
 
 def needed(failure: OutOfMemory) -> int:
@@ -224,6 +229,7 @@ def had_room(failure: OutOfMemory) -> bool:
     memory from the system than the program requests.
     """
     free = failure.free or 0
+    # A request of unknown size never counts as one that fits.
     return free >= (failure.requested or free + 1) and free >= FULL * (failure.limit or 0)
 
 
@@ -406,12 +412,12 @@ def _another_step(predicted: Prediction | None) -> str | None:
 def _by_prediction(predicted: Prediction | None) -> list[str]:
     if predicted is None or not predicted.advice.hints:
         return []
-    found = predicted.advice
+    savings = predicted.advice
     step = "a step that did not end" if predicted.step is None else f"step {predicted.step}"
     return [
-        *(hint.sentence() for hint in found.hints),
+        *(hint.sentence() for hint in savings.hints),
         f"These peaks are predicted from {step}, {among(predicted.standing.traced_steps)}, which needs "
-        f"{format_bytes(found.peak)}. {' '.join(found.notes)}",
+        f"{format_bytes(savings.peak)}. {' '.join(savings.notes)}",
     ]
 
 

@@ -36,7 +36,7 @@ def tokens(text: str) -> int:
     Tokenizers differ. Most make one token of a word of prose, and several of a name in code and of a number.
     """
     pieces: list[str] = _PIECE.findall(text)
-    return sum(len(each.encode("utf-8", "replace")) if each > "~" else 1 for each in pieces)
+    return sum(len(piece.encode("utf-8", "replace")) if piece > "~" else 1 for piece in pieces)
 
 
 def brief(run: RunDirectory, summary: Summary) -> list[str]:
@@ -58,7 +58,7 @@ def brief(run: RunDirectory, summary: Summary) -> list[str]:
     cause = ""
     if finding is not None:
         kind = f"{finding.kind.replace('_', ' ')}, {finding.confidence} confidence"
-        evidence = " ".join(f"{each.rstrip('.')}." for each in finding.evidence)
+        evidence = " ".join(f"{statement.rstrip('.')}." for statement in finding.evidence)
         told = f"{kind}: {evidence}" if evidence else kind
         cause = _line("cause", told, left - tokens(remedy))
     return [line for line in (verdict, cause, where, remedy, about, following) if line]
@@ -80,8 +80,8 @@ def _line(name: str, text: str | None, most: int) -> str:
 def _following(run: RunDirectory, summary: Summary) -> str:
     """Return the line that says what to do next, without what is too long: a path can have any length."""
     line = ""
-    for each in _next(run, summary):
-        longer = f"{line}; {each}" if line else f"next: {each}"
+    for advised in _next(run, summary):
+        longer = f"{line}; {advised}" if line else f"next: {advised}"
         line = longer if tokens(longer) <= _NEXT else line
     return line
 
@@ -108,7 +108,7 @@ def _next(run: RunDirectory, summary: Summary) -> Iterator[str]:
     if not summary.steps:
         yield f"if it trains, {REPORT_STEPS}"
         return
-    has_report = any(each.name == POSTMORTEM_FILE for each in summary.artifacts)
+    has_report = any(artifact.name == POSTMORTEM_FILE for artifact in summary.artifacts)
     if has_report:
         yield f"read {shlex.quote(str(run.artifacts / POSTMORTEM_FILE))}"
     if summary.findings:

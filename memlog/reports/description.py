@@ -115,9 +115,9 @@ def _sizes(sizes: Mapping[str, int]) -> str:
 def _health(health: HealthFacts) -> str:
     cost = health.overhead_ms_per_step
     parts = [] if cost is None else [f"{cost:.3g} ms a step"]
-    for counts, what in ((health.dropped, "lost"), (health.faults, "failed")):
+    for counts, verb in ((health.dropped, "lost"), (health.faults, "failed")):
         if counts:
-            parts.append(f"{what}: {', '.join(f'{name} {n:,}' for name, n in counts.items())}")
+            parts.append(f"{verb}: {', '.join(f'{name} {n:,}' for name, n in counts.items())}")
     if not (health.dropped or health.faults):
         parts.append("nothing was lost")
     return "; ".join(parts)

@@ -159,6 +159,8 @@ def _trace_peak(run: RunDirectory, fold: _Fold) -> tuple[int | None, PeakOrigin 
         return worst.peak, "traced"
     steady = _steady_peak(run, worst)
     if steady is None:
+        # If later steps were traced, too, and needed no more, the first step's own peak is the
+        # worst.
         return (worst.peak, "traced") if fold.later_traced else (None, None)
     return steady, "traced" if steady == worst.peak else "derived"
 
@@ -169,6 +171,7 @@ def _steady_peak(run: RunDirectory, worst: Trace) -> int | None:
         event, trace = read_worst_step(run)
     except TraceNotFoundError:
         return None
+    # The file can be about another step than the journal's event, if one was saved in between.
     return steady_peak_of(trace) if event.time_us == worst.time_us else None
 
 
@@ -209,11 +212,11 @@ class _Fold:
         return trace.step is None or first is None or trace.step <= first
 
     def _read_devices(self, event: Event) -> None:
-        for each in main_readings(event):
-            if each.device is not None:
+        for reading in main_readings(event):
+            if reading.device is not None:
                 for name, value in (
-                    (each.name, each.level),
-                    (f"{each.owner}.fragmentation", fragmentation(each.device)),
+                    (reading.name, reading.level),
+                    (f"{reading.owner}.fragmentation", fragmentation(reading.device)),
                 ):
                     if value is not None and value >= self._levels.get(name, 0.0):
                         self._levels[name] = value
@@ -232,12 +235,12 @@ class _Fold:
             known[kind.removesuffix(ALLOCATED) + ".peak" if is_device else kind] = peak.bytes
         known.update(self._levels)
         for measure in ("peak", "allocated", "reserved", "fragmentation"):
-            each = [
+            values = [
                 value
                 for name, value in known.items()
                 if name.endswith(f".{measure}") and value is not None
             ]
-            known[f"{ANY_DEVICE}.{measure}"] = max(each, default=None)
+            known[f"{ANY_DEVICE}.{measure}"] = max(values, default=None)
         known[TRACE_PEAK] = None  # sets the order of the figures; `run_figures` sets the value
         known[STEP_TIME] = self._step_times.median_ms()
         known[EVALUATION_TIME] = self._evaluation_times.median_ms()
@@ -265,6 +268,7 @@ class _Times:
             # Two events are several steps apart if the user set `every`, or if the journal was thinned.
             self._kept.append((time_us - before[0]) / (number - before[1]))
             if len(self._kept) >= _MOST_TIMES:
+                # Every second one, so that the kept times are spread evenly over the run.
                 self._kept = self._kept[::2]
                 self._every *= 2
         self._count += 1

@@ -44,7 +44,7 @@ _SHOWN = 4
 def shapes(inputs: Sequence[TensorInput | InputFacts]) -> str:
     """Return the names of inputs, in backticks, with their shapes."""
     times = "\N{MULTIPLICATION SIGN}"
-    some = [f"`{each.name}` {times.join(map(str, each.shape))}" for each in inputs[:_SHOWN]]
+    some = [f"`{tensor.name}` {times.join(map(str, tensor.shape))}" for tensor in inputs[:_SHOWN]]
     if len(inputs) > _SHOWN:
         some.append(f"{len(inputs) - _SHOWN} more")
     return ", ".join(some)
@@ -95,13 +95,13 @@ def _compared(largest: StepInputs, state: FinalState) -> Iterator[str]:
     if largest.like_step is not None:
         yield like_another(largest.like_step)
     traced = state.traced
-    found = None if traced is None else main_reading(traced, largest.device)
-    if traced is None or found is None or found.peak is None:
+    reading = None if traced is None else main_reading(traced, largest.device)
+    if traced is None or reading is None or reading.peak is None:
         return
     if largest.step in state.traced_steps:
         yield "This step was traced."
-    elif largest.peak > found.peak:
-        more = format_bytes(largest.peak - found.peak)
+    elif largest.peak > reading.peak:
+        more = format_bytes(largest.peak - reading.peak)
         yield (
             f"That is at least {more} more than in step {traced.step}, the newest traced one. Step "
             f"{largest.step} was not traced."
@@ -187,7 +187,7 @@ class FinalState(msgspec.Struct):
     @property
     def last_sample(self) -> Sample | None:
         """Last sample in which the helper process found the training process; ``None``: there was none."""
-        return next((each for each in reversed(self.samples) if each.tree_pss), None)
+        return next((sample for sample in reversed(self.samples) if sample.tree_pss), None)
 
 
 def final_state(run: RunDirectory) -> FinalState:
@@ -215,7 +215,7 @@ def _choose_trace(state: FinalState, traces: dict[str | None, Trace]) -> None:
         state.traced_device = trace.device
     if state.trace is not trace:
         step = None if state.trace is None else state.trace.step
-        state.traced = next((each for each in state.steps if each.step == step), None)
+        state.traced = next((batch for batch in state.steps if batch.step == step), None)
 
 
 def is_of_device(trace: Trace, device: str) -> bool:
@@ -247,6 +247,7 @@ def _take_all(
             state.trace = traces[event.device] = event
             if event.step is not None:
                 state.traced_steps = [*state.traced_steps, event.step][-_STEPS:]
+                # Newest first, because a program can count its steps anew.
                 same = (step for step in reversed(steps) if step.step == event.step)
                 state.traced = next(same, None)
         else:
@@ -254,11 +255,11 @@ def _take_all(
 
 
 def _note_least(state: FinalState, sample: Sample) -> None:
-    for each in readings(sample):
-        if each.level is not None and each.name.endswith((OTHER_PROCESSES, OF_OTHERS)):
-            known = state.least.get(each.name)
-            if known is None or each.level < known[1]:
-                state.least[each.name] = sample.step, each.level
+    for reading in readings(sample):
+        if reading.level is not None and reading.name.endswith((OTHER_PROCESSES, OF_OTHERS)):
+            known = state.least.get(reading.name)
+            if known is None or reading.level < known[1]:
+                state.least[reading.name] = sample.step, reading.level
 
 
 def _note_failure(state: FinalState, failure: OutOfMemory) -> None:

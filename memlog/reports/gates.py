@@ -216,7 +216,7 @@ def judge(
     """
     before = first.figures.get(gate.figure) if first is not None and gate.is_change else None
     value = run.figures.get(gate.figure)
-    compared = [each for each in (first if gate.is_change else None, run) if each is not None]
+    compared = [side for side in (first if gate.is_change else None, run) if side is not None]
     why = None if allow_unfinished else _unfinished(compared)
     why = why or _unknown(gate, first, run)
     failed = None
@@ -243,6 +243,7 @@ def _verdict(
     first = fmean(before) if before else 0.0
     excess = gate.excess(first, fmean(values))
     error = _half_interval(gate, before, values)
+    # If both ends of the interval give the same answer, the repeats are enough.
     low, high = (gate.fails(excess + side) for side in (-error, error))
     if low == high:
         return low, None
@@ -261,6 +262,7 @@ def _half_interval(gate: Gate, before: Sequence[float], values: Sequence[float])
     if not free:
         return 0.0
     squares = sum((value - fmean(side)) ** 2 for side in (before, values) for value in side)
+    # The limit is a multiple of the first side's mean, and so is the error that this mean adds.
     factor = 1 + gate.amount if gate.share else 1.0
     spread = 1 / len(values) + (factor**2 / len(before) if before else 0.0)
     return student_quantiles(free)[1] * sqrt(squares / free * spread)
@@ -345,7 +347,7 @@ def baseline_of(run: RunFigures) -> Baseline:
         if len(set(values)) == 1 and (name in _DETERMINISTIC or len(values) > 1):
             kept[name] = _short(values[0])
         elif len(values) > 1:
-            kept[name] = [_short(each) for each in values]
+            kept[name] = [_short(number) for number in values]
     return Baseline(kept, dict(run.categories), dict(run.layers))
 
 

@@ -43,14 +43,14 @@ def levels(state: FinalState) -> list[StepMemory]:
     If an allocation failed on a device, the sizes are that device's. Otherwise, the sizes are the process's.
     """
     device = "host" if state.failure is None else state.failure.device
-    found: list[StepMemory] = []
+    series: list[StepMemory] = []
     for step in state.steps:
         read = main_reading(step, device)
         if read is not None and read.level is not None:
             level, peak, source = read.level, read.peak, read.source
             own = max(peak - level, 0) if peak is not None and source == "exact" else None
-            found.append(StepMemory(step.step, level, own, None if source == "sampled" else peak))
-    return found
+            series.append(StepMemory(step.step, level, own, None if source == "sampled" else peak))
+    return series
 
 
 def are_all(series: Sequence[StepMemory]) -> bool:
@@ -111,13 +111,15 @@ class Sudden(NamedTuple):
 def rise(state: FinalState) -> str | None:
     """Return a line which says that the steps became larger; ``None`` if they did not."""
     series = levels(state)
-    records = [series[0], *(each for each in series[1:] if each.own is not None)] if series else []
+    records = (
+        [series[0], *(memory for memory in series[1:] if memory.own is not None)] if series else []
+    )
     count = len(series)
     if count < _FEWEST or not _are_many(len(records), count):
         return None
     if records[-1].step < series[-max(count // 4, 1)].step:
         return None  # the rise stopped
-    needs = [each for each in records if each.own is not None]
+    needs = [memory for memory in records if memory.own is not None]
     first = _middle(needs[: max(len(needs) // 4, 1)])
     last = max(needs[-max(len(needs) // 4, 1) :], key=_own)
     grown = _own(last) - _own(first)
@@ -136,11 +138,11 @@ def sudden(state: FinalState) -> Sudden | None:
     """Return the rise of memory after the last complete step; ``None`` if it is unknown or not sudden."""
     series = levels(state)
     highest = failing_peak(state.failure, state.steps[-1] if state.steps else None)
-    if not series or highest is None or any(each.mark is None for each in series):
+    if not series or highest is None or any(memory.mark is None for memory in series):
         return None
     took = highest - series[-1].level
     # `mark` is an upper bound of the step's peak, so `needed` is an upper bound, too.
-    needed = max((each.mark or 0) - each.level for each in series)
+    needed = max((memory.mark or 0) - memory.level for memory in series)
     if took <= max(_FAR * needed, _MATTERS * series[-1].level):
         return None
     return Sudden(series[-1].step, took, needed)
@@ -175,8 +177,8 @@ def _own(level: StepMemory) -> int:
 
 
 def _middle(some: Sequence[StepMemory]) -> StepMemory:
-    middle = median(_own(each) for each in some)
-    return min(some, key=lambda each: abs(_own(each) - middle))
+    middle = median(_own(memory) for memory in some)
+    return min(some, key=lambda memory: abs(_own(memory) - middle))
 
 
 _LEAST_STEPS = 20
@@ -301,37 +303,37 @@ class GrowthCauses:
 
     def why_it_grew(self) -> Iterator[str]:
         """Yield one line on the cause of the growth; nothing if there is no growth or no known cause."""
-        found = self.growth
-        if found is None:
+        growth = self.growth
+        if growth is None:
             short = self._short
             yield from why_steps_grew(self._state) if short is None else (short.line,)
             return
-        grew = f"by {format_bytes(found.size)} over the last {found.steps} steps"
-        if found.is_of_files:
+        grew = f"by {format_bytes(growth.size)} over the last {growth.steps} steps"
+        if growth.is_of_files:
             yield (
-                f"{found.of} grew {grew}, and at least {format_bytes(found.files)} of that are pages of "
+                f"{growth.of} grew {grew}, and at least {format_bytes(growth.files)} of that are pages of "
                 "mapped files: the kernel frees them when it needs memory, so they are no leak. A limit on "
                 "the address space (ulimit -v) counts a mapping in full, read or not."
             )
-        elif found.is_kept:
-            yield _kept(found, grew)
+        elif growth.is_kept:
+            yield _kept(growth, grew)
         elif lines := list(why_steps_grew(self._state)):
             yield from lines
-        elif found.is_of_larger_steps:
+        elif growth.is_of_larger_steps:
             freed = (
-                f", and {format_bytes(found.freed)} were freed with the failed step's own memory"
-                if found.freed
+                f", and {format_bytes(growth.freed)} were freed with the failed step's own memory"
+                if growth.freed
                 else ""
             )
             yield (
-                f"{found.of} grew {grew}; the memory that a step allocates and frees grew by "
-                f"{format_bytes(found.own)}{freed}. So the steps became larger, as with longer inputs "
+                f"{growth.of} grew {grew}; the memory that a step allocates and frees grew by "
+                f"{format_bytes(growth.own)}{freed}. So the steps became larger, as with longer inputs "
                 "or batches: limit the largest."
             )
-        elif found.is_idle:
+        elif growth.is_idle:
             yield (
-                f"{found.of} grew {grew}, but at the end nothing used {format_bytes(found.idle)} of it: the "
-                "program had freed these blocks, and the C library's allocator keeps them. "
+                f"{growth.of} grew {grew}, but at the end nothing used {format_bytes(growth.idle)} of it: "
+                "the program had freed these blocks, and the C library's allocator keeps them. "
                 "So the program does not keep most of it, and likely the steps became larger, as with longer "
                 "inputs or batches: limit the largest. With `MALLOC_MMAP_THRESHOLD_=65536` "
                 "in the environment, the allocator returns freed blocks at once."
@@ -341,7 +343,7 @@ class GrowthCauses:
 def _growth(state: FinalState) -> GrowthBeforeEnd | None:
     failure = state.failure
     series = levels(state)
-    after = [each.level for each in series]
+    after = [memory.level for memory in series]
     if len(after) < _LEAST_STEPS or after[-1] - after[0] <= _MATTERS * after[0]:
         return None
     rising = _until_full(after) if _is_full(failure) else after
@@ -381,7 +383,7 @@ def _too_short(state: FinalState) -> _Short | None:
     series = levels(state)
     if not 1 < len(series) < _LEAST_STEPS or rise(state) is not None:
         return None
-    before, reached = series[0].level, max(each.most for each in series)
+    before, reached = series[0].level, max(memory.most for memory in series)
     last = failing_peak(state.failure, state.steps[-1])
     if state.failure is None and state.last_sample is not None:
         last = state.last_sample.tree_pss
@@ -424,8 +426,8 @@ def _growth_of_a_step(series: Sequence[StepMemory], freed: int | None) -> int | 
     ``freed``: bytes that became free when the failed step ended. ``None``: unknown.
     """
     quarter = len(series) // 4
-    early = [each.own for each in series[:quarter] if each.own is not None]
-    late = [each.own for each in series[-quarter:] if each.own is not None]
+    early = [memory.own for memory in series[:quarter] if memory.own is not None]
+    late = [memory.own for memory in series[-quarter:] if memory.own is not None]
     late += [] if freed is None else [freed]
     return max(late) - round(median(early)) if early and late else None
 
@@ -448,6 +450,7 @@ def _until_full(series: Sequence[int]) -> Sequence[int]:
     C code can go on after a failed allocation. In this case, memory stays at its limit for many steps.
     """
     top = series[-1] - FULL * (series[-1] - series[0])
+    # The first step at the limit belongs to the growth, because memory grew until then.
     below = [at for at, level in enumerate(series) if level < top]
     return series[: below[-1] + 2]
 

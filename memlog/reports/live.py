@@ -142,6 +142,7 @@ class LiveRun:
         for file in self.run.files():
             for entry in file.read(self._positions.get(file.process, START)):
                 self._take(file.process, entry)
+                # Stored after each event: if reading fails later, no event is counted twice.
                 self._positions[file.process] = entry.end
 
     @property
@@ -153,8 +154,10 @@ class LiveRun:
         self._totals.take(process, entry)
         event = entry.event
         if isinstance(event, (Batch, Evaluation)):
-            for each in main_readings(event):
-                self._level(each.name if each.device is None else each.owner, each.level)
+            for reading in main_readings(event):
+                self._level(
+                    reading.name if reading.device is None else reading.owner, reading.level
+                )
         if isinstance(event, Batch):
             self._recent.append((event.time_us, event.step))
         elif isinstance(event, Sample):
@@ -216,7 +219,7 @@ class LiveRun:
             run=self.run.id,
             status=self.status,
             step=self._totals.facts.last_step,
-            memory=next((one for one in memory[::-1] if one.name != TREE), None),
+            memory=next((kind for kind in memory[::-1] if kind.name != TREE), None),
             alerts=len(self._totals.alerts),
         )
 

@@ -55,7 +55,9 @@ def background(state: FinalState, growth: GrowthCauses) -> Background:
     """Return the memory of the failed device before the failure."""
     failed_after = None if state.failure is None else state.failure.step
     series = [
-        each for each in levels(state) if failed_after is not None and each.step <= failed_after
+        memory
+        for memory in levels(state)
+        if failed_after is not None and memory.step <= failed_after
     ]
     kept = growth.growth if growth.keeps else None
     return Background(
@@ -69,16 +71,22 @@ def background(state: FinalState, growth: GrowthCauses) -> Background:
 
 def _of_kept_memory(state: FinalState) -> Finding | None:
     """Return the most important finding about memory that the program keeps; ``None`` if there is none."""
-    return next((each for each in ranked(state.findings) if each.kind.startswith("kept")), None)
+    return next(
+        (finding for finding in ranked(state.findings) if finding.kind.startswith("kept")), None
+    )
 
 
 def _other_devices(state: FinalState) -> Iterator[DeviceLevel]:
     failed = None if state.failure is None else state.failure.device
-    for each in readings(state.steps[-1]) if state.steps else ():
-        if each.name.endswith(RESERVED) and each.owner != failed and each.level is not None:
-            device = state.devices.get(each.owner)
+    for reading in readings(state.steps[-1]) if state.steps else ():
+        if (
+            reading.name.endswith(RESERVED)
+            and reading.owner != failed
+            and reading.level is not None
+        ):
+            device = state.devices.get(reading.owner)
             if device is not None and device.capacity:
-                yield DeviceLevel(each.owner, each.level, device.capacity)
+                yield DeviceLevel(reading.owner, reading.level, device.capacity)
 
 
 def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
@@ -119,11 +127,11 @@ def suspect(state: FinalState, witness: Witness) -> OutOfMemoryLikelihood:
 def _on_shared(state: FinalState) -> int:
     """Return the bytes that the run's allocators held on devices that share the host's memory."""
     return sum(
-        each.level or 0
-        for each in (readings(state.steps[-1]) if state.steps else ())
-        if each.name.endswith(RESERVED)
-        and each.owner in state.devices
-        and state.devices[each.owner].shares_host
+        reading.level or 0
+        for reading in (readings(state.steps[-1]) if state.steps else ())
+        if reading.name.endswith(RESERVED)
+        and reading.owner in state.devices
+        and state.devices[reading.owner].shares_host
     )
 
 

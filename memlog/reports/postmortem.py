@@ -94,17 +94,18 @@ def batch_sizes(failures: Sequence[OutOfMemory]) -> list[int]:
     failures differ, or, if no input differs, the first dimension that all inputs have.
     """
     firsts = [
-        {each.name: each.shape[0] for each in failure.inputs if each.shape} for failure in failures
+        {tensor.name: tensor.shape[0] for tensor in failure.inputs if tensor.shape}
+        for failure in failures
     ]
     shared = set[str].intersection(*map(set, firsts))
     varied = [name for name in shared if len({first[name] for first in firsts}) > 1]
     sizes = []
     for failure, first in zip(failures, firsts, strict=True):
-        found = {first[name] for name in varied or first}
+        known = {first[name] for name in varied or first}
         if failure.batch is not None:
             sizes.append(failure.batch)
-        elif len(found) == 1:
-            sizes += found
+        elif len(known) == 1:
+            sizes += known
     return sizes
 
 
@@ -114,7 +115,7 @@ def survived(summary: Summary) -> str:
     first, last = summary.survived_first_step, summary.survived_last_step
     if not number:
         return ""
-    what = (
+    failed = (
         "1 allocation failed and was" if number == 1 else f"{number:,} allocations failed and were"
     )
     where = f"at step {first:,}" if first == last else f"at steps {first:,} to {last:,}"
@@ -124,7 +125,7 @@ def survived(summary: Summary) -> str:
     # If a size was tried twice, or is unknown, the list does not tell the size of each failure.
     those = ", with the" if len(sizes) == number else "; known"
     of = f"{those} {sized} {tried}{more}" if sizes else ""
-    return f"{what} survived {where}{of}"
+    return f"{failed} survived {where}{of}"
 
 
 _GREW = 0.05
@@ -186,7 +187,7 @@ def _device(failure: OutOfMemory) -> Iterator[str]:
         )
     if state.others:
         largest = state.processes[:_NAMED]
-        names = ", ".join(f"{named(each)} {format_bytes(each.used)}" for each in largest)
+        names = ", ".join(f"{named(process)} {format_bytes(process.used)}" for process in largest)
         parts.append(f"other processes hold {format_bytes(state.others)} ({names})")
     if idle:
         parts.append(f"the allocator holds {format_bytes(idle)} that no tensor uses")
@@ -212,11 +213,14 @@ def taken_by_others(state: FinalState) -> Iterator[str]:
     failure = state.failure
     if failure is None or failure.state is None or not failure.capacity:
         return
-    found, kind, what = failure.state, OF_OTHERS, "outside PyTorch's allocator of this process"
-    now, threshold = found.outside, max(_GREW * failure.capacity, _LEAST_OUTSIDE)
-    if found.others is not None:
-        kind, what, threshold = OTHER_PROCESSES, "of other processes", _GREW * failure.capacity
-        now = found.others - sum(each.used or 0 for each in found.processes if each.is_child)
+    device, kind, whose = failure.state, OF_OTHERS, "outside PyTorch's allocator of this process"
+    now, threshold = device.outside, max(_GREW * failure.capacity, _LEAST_OUTSIDE)
+    if device.others is not None:
+        kind, whose, threshold = OTHER_PROCESSES, "of other processes", _GREW * failure.capacity
+        # Child processes belong to the run, so their memory is not that of others.
+        now = device.others - sum(
+            process.used or 0 for process in device.processes if process.is_child
+        )
     step, least = state.least.get(failure.device + kind, (None, None))
     if now is None or least is None or now - least < threshold:
         return
@@ -224,7 +228,7 @@ def taken_by_others(state: FinalState) -> Iterator[str]:
     held = None if own is None or own.device is None else own.device.reserved
     at = "" if step is None else f" at step {step:,}"
     yield (
-        f"During the run, the memory {what} on {failure.device} grew from {format_bytes(least)}{at} to "
+        f"During the run, the memory {whose} on {failure.device} grew from {format_bytes(least)}{at} to "
         f"{format_bytes(now)}. PyTorch's allocator of this process held {format_bytes(held)} after the first "
         f"step and {format_bytes(failure.reserved)} at the failure."
     )
@@ -233,6 +237,7 @@ def taken_by_others(state: FinalState) -> Iterator[str]:
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table. The caller must separate it by blank lines from the text around it."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    # A vertical bar would end the cell.
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines)
 
@@ -432,10 +437,10 @@ def _likeness(trace: Trace, state: FinalState) -> str:
     if not in_a_step(failure, trace):
         return "The failed request was made outside the model's layers, but the tables are about the layers."
     if needed_far_more(failure, trace):
-        what = "requested" if failure.device == "host" else "in use or requested"
+        how = "requested" if failure.device == "host" else "in use or requested"
         return (
             f"The step that failed{later} was not traced, and needed far more: "
-            f"{format_bytes(needed(failure))} were {what} there. The tables, which are of the traced step, "
+            f"{format_bytes(needed(failure))} were {how} there. The tables, which are of the traced step, "
             "may not show what held that memory."
         )
     more = held_more(state, trace)
@@ -448,7 +453,7 @@ def _shares(trace: Trace) -> Iterator[str]:
     total = trace.peak or 0
     held = sorted(trace.at_peak.items(), key=lambda item: -item[1])
     layers = ((layer.path, layer.at_peak or 0) for layer in trace.layers[:_SHOWN_LAYERS])
-    lines = ((f"`{one.line}`", one.at_peak) for one in trace.lines)
+    lines = ((f"`{line.line}`", line.at_peak) for line in trace.lines)
     yield table(("what", "bytes", "share"), _parts(held, total))
     for heading, sizes in (("layer", layers), ("line outside all modules", lines)):
         rows = _parts(sizes, total)
@@ -503,7 +508,7 @@ def _last_steps(state: FinalState) -> Iterator[str]:
         rows = [main_readings(step) for step in steps]
         peaks = any(host.source == "exact" for host, *_ in rows)
         process = "process (RSS), peak" if peaks else "process (RSS)"
-        devices = (f"{each.owner} in use, peak" for each in rows[-1][1:])
+        devices = (f"{reading.owner} in use, peak" for reading in rows[-1][1:])
         yield table(
             ("step", process, *devices),
             [(str(step.step), *_row(row, peaks)) for step, row in zip(steps, rows, strict=True)],
@@ -524,8 +529,8 @@ def _trend(state: FinalState) -> str:
 
 def _levels(step: Batch) -> dict[str, int | None]:
     return {
-        "the process's memory" if each.device is None else each.owner: each.level
-        for each in main_readings(step)
+        "the process's memory" if reading.device is None else reading.owner: reading.level
+        for reading in main_readings(step)
     }
 
 
@@ -547,8 +552,8 @@ def _growth(name: str, count: int, before: int | None, after: int | None, begun:
 def _row(readings: Sequence[Reading], peaks: bool) -> Iterator[str]:
     host, *devices = readings
     yield f"{format_bytes(host.level)}, {_peak(host)}" if peaks else format_bytes(host.level)
-    for each in devices:
-        yield f"{format_bytes(each.level)}, {format_bytes(each.peak)}"
+    for device in devices:
+        yield f"{format_bytes(device.level)}, {format_bytes(device.peak)}"
 
 
 def _peak(host: Reading) -> str:

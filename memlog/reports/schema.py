@@ -435,5 +435,5 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> list[str]:
         """Name passed to ``init``, followed by the names that the run has in trackers."""
-        tracked = [run.name for one in self.health.delivered.values() for run in one.runs]
+        tracked = [run.name for delivery in self.health.delivered.values() for run in delivery.runs]
         return [name for name in dict.fromkeys([self.run.name, *tracked]) if name]

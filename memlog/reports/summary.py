@@ -184,6 +184,7 @@ def _delivery(before: Delivery, state: UploadState | InProcessState, *, alone: b
     ]
     own = state.own_run
     opened = [] if own is None else [_tracked(own, own=True)]
+    # A second state that is done must not hide that the first one is not.
     finished = state.stage == "done" and not alone
     return Delivery(
         points=before.points + state.delivered + state.provisional,
@@ -290,8 +291,8 @@ def _largest_step(event: StepInputs | None) -> LargestStep | None:
         device=event.device,
         peak_bytes=event.peak,
         inputs=[
-            InputFacts(name=each.name, shape=list(each.shape), dtype=each.dtype)
-            for each in event.inputs
+            InputFacts(name=tensor.name, shape=list(tensor.shape), dtype=tensor.dtype)
+            for tensor in event.inputs
         ],
         like_step=event.like_step,
     )
@@ -305,6 +306,7 @@ def _health(totals: Accumulator, thinned: int, missing: int) -> HealthFacts:
         dropped.update(event.dropped)
         faults.update(event.faults)
         unjudged.update(event.unjudged)
+    # What a writer counted is missing in its journal, too, and must not be counted twice.
     missing -= sum(dropped[reason] for reason in _COUNTED_BY_THE_WRITER)
     if missing > 0:
         dropped["journal_lost"] += missing
@@ -363,7 +365,7 @@ def _omitted(totals: Accumulator) -> dict[str, int]:
         "points": totals.labels.omitted_points,
         "phases": totals.phases.omitted,
     }
-    return _sorted({what: count for what, count in omitted.items() if count})
+    return _sorted({name: count for name, count in omitted.items() if count})
 
 
 def _sorted(table: Mapping[str, _T]) -> dict[str, _T]:

@@ -165,8 +165,8 @@ class RankingFold:
         """Add an event, in the journal's order."""
         if isinstance(event, Batch):
             self._last = event
-            for each in main_readings(event):
-                self._take_level(each.owner, _bounds(event.step, each))
+            for reading in main_readings(event):
+                self._take_level(reading.owner, _bounds(event.step, reading))
             self._note(event)
         elif isinstance(event, Trace):
             self.traced.add(event.step)
@@ -189,16 +189,17 @@ class RankingFold:
 
     def _note(self, moment: Batch | _Failure) -> None:
         self._newest.append(moment)
+        # A list, because the loop removes entries from the set.
         for step in [step for step in self._awaited if moment.step >= step]:
             self._awaited.remove(step)
             self._at[step] = moment
 
     def _find(self, step: int) -> None:
-        found = next((moment for moment in self._newest if moment.step >= step), None)
-        if found is None:
+        later = next((moment for moment in self._newest if moment.step >= step), None)
+        if later is None:
             self._awaited.add(step)
         else:
-            self._at[step] = found
+            self._at[step] = later
 
     def level(self, event: Trace, device: str) -> _Level | None:
         """Return bounds on the peak of a traced step; ``None``: unknown.
@@ -234,7 +235,7 @@ class RankingFold:
         return LargerStep(step, largest.held, step in self.traced, self._inputs_of(step))
 
     def _inputs_of(self, step: int) -> str | None:
-        known = max((each for each in self._inputs if each <= step), default=None)
+        known = max((earlier for earlier in self._inputs if earlier <= step), default=None)
         if known is None or known == step:
             return self._inputs.get(step)
         return f"{self._inputs[known]} (of step {known}, the last before it that is known)"
@@ -246,8 +247,8 @@ def advise_on(run: RunDirectory, event: Trace, trace: RecordedTrace) -> tuple[Ad
     ``event`` is the event that was published about the traced step.
     """
     fold = RankingFold()
-    for each in run.events():
-        fold.take(each)
+    for recorded in run.events():
+        fold.take(recorded)
     return advise_with(fold, event, trace)
 
 
@@ -327,8 +328,8 @@ def not_the_largest(found: Standing, step: int | None, advice: Advice) -> str | 
 
 def _level(batch: Batch, device: str) -> _Level | None:
     """Return bounds on a step's peak. A peak counter that did not rise in the step is only an upper bound."""
-    found = main_reading(batch, device)
-    return None if found is None else _bounds(batch.step, found)
+    reading = main_reading(batch, device)
+    return None if reading is None else _bounds(batch.step, reading)
 
 
 def _bounds(step: int, found: Reading) -> _Level | None:

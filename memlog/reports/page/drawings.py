@@ -38,8 +38,8 @@ def el(name: str, /, *children: Child | Iterable[Child], **attributes: object) -
         if child is None or isinstance(child, (str, Element)):
             _append(made, child)
         else:
-            for one in child:
-                _append(made, one)
+            for part in child:
+                _append(made, part)
     return made
 
 
@@ -93,6 +93,7 @@ def rendered(text: str) -> Element:
     """Return Markdown as an element. HTML in the text stays text; links and pictures are left out."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": True}).enable("table")
     parser.disable(["link", "image", "autolink"])
+    # Without control characters, which XML does not allow.
     safe = "".join(char for char in text if char.isprintable() or char == "\n")
     root = fromstring(f'<div class="prose">{parser.render(safe)}</div>')  # noqa: S314 - markdown-it wrote it: no entity
     for element in root.iter():
@@ -120,6 +121,7 @@ def _append(parent: Element, child: Child) -> None:
         parent.append(child)
         return
     text = clean(child)
+    # ElementTree keeps the text after an element in that element's `tail`.
     if len(parent):
         parent[-1].tail = (parent[-1].tail or "") + text
     else:
@@ -187,6 +189,7 @@ class CurveFold:
         if known is None:
             curve[at] = (value, value)
             self._intervals.add(at)
+            # Once may not be enough: intervals that lie apart have no neighbour to join.
             while len(self._intervals) > self._most:
                 self._widen()
         elif not known[0] <= value <= known[1]:
@@ -314,6 +317,7 @@ def line_chart(chart: Chart, axis: str) -> Element:
             for tick in _whole_ticks(first, last)
         ),
         el("text", axis, x=_WIDTH - _RIGHT, y=_HEIGHT - 4, class_="axis end"),
+        # The main line comes last, so that no other line covers it.
         *(
             _line([(x(at), y(value)) for at, value in points], curve_class(curve, number))
             for number, curve, points in reversed(drawn)
@@ -474,6 +478,7 @@ def _whole_ticks(first: int, last: int) -> Iterator[int]:
     apart = max(1, last - first) / 6
     scale = 10 ** math.floor(math.log10(apart)) if apart >= 1 else 1
     step = next(int(scale * f) for f in (1, 2, 5, 10) if scale * f >= apart or f == 10)  # noqa: PLR2004
+    # From the first multiple of `step` that is not below `first`.
     return iter(range(-(-first // step) * step, last + 1, step))
 
 

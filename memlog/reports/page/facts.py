@@ -63,8 +63,8 @@ class RunReader:
             self.ranking.take(entry.event)
 
     def _unread(self, *, complete: bool) -> Iterator[tuple[str, Entry]]:
-        for found in self.run.files():
-            file, at = self._files.setdefault(found.process, (found, START))
+        for listed in self.run.files():
+            file, at = self._files.setdefault(listed.process, (listed, START))
             for entry in file.read(at, complete=complete):
                 self._files[file.process] = (file, entry.end)
                 yield file.process, entry
@@ -157,13 +157,13 @@ class SeriesFold:
         self._limit = self._limit if limit is None else limit
         if event.step is None:
             return
-        for each in readings(event):
-            if each.name == TREE and (event.tree_processes or 1) > 1:
+        for reading in readings(event):
+            if reading.name == TREE and (event.tree_processes or 1) > 1:
                 fold = self._fold("step", _HOST)
-                fold.add("with child processes", "tree", event.step, each.level)
-            elif each.name.endswith(DEVICE_USED) and each.owner in self._axes["step"]:
-                fold = self._fold("step", each.owner)
-                fold.add("all processes", "tree", event.step, each.level)
+                fold.add("with child processes", "tree", event.step, reading.level)
+            elif reading.name.endswith(DEVICE_USED) and reading.owner in self._axes["step"]:
+                fold = self._fold("step", reading.owner)
+                fold.add("all processes", "tree", event.step, reading.level)
 
     def _take_rare(self, event: Event, step: int | None) -> None:
         if isinstance(event, Device):
@@ -197,16 +197,16 @@ class SeriesFold:
             self._mark("step", _kind_of("block", event.label), event.step, event.label)
 
     def _read(self, axis: Axis, index: int, event: Batch | Epoch | Evaluation) -> None:
-        for each in readings(event):
-            name, fold = each.name, self._fold(axis, each.owner)
+        for reading in readings(event):
+            name, fold = reading.name, self._fold(axis, reading.owner)
             if name == HOST_RSS:
-                fold.add("resident set", "level", index, each.level)
-                fold.add("peak so far", "peak", index, each.peak)
+                fold.add("resident set", "level", index, reading.level)
+                fold.add("peak so far", "peak", index, reading.peak)
             elif name.endswith(ALLOCATED):
-                fold.add("allocated", "level", index, each.level)
-                fold.add("peak", "peak", index, each.peak)
+                fold.add("allocated", "level", index, reading.level)
+                fold.add("peak", "peak", index, reading.peak)
             elif name.endswith(RESERVED):
-                fold.add("reserved", "reserved", index, each.level)
+                fold.add("reserved", "reserved", index, reading.level)
 
     def _fold(self, axis: Axis, name: str) -> CurveFold:
         known = self._axes[axis]

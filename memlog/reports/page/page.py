@@ -316,12 +316,12 @@ class TwoRuns(NamedTuple):
 
 def compared_runs(first: RunDirectory, second: RunDirectory) -> TwoRuns:
     runs = (first, second)
-    one, other = (summarize(run) for run in runs)
-    names = _names(one, other)
+    before, after = (summarize(run) for run in runs)
+    names = _names(before, after)
     series = [run_series(run) for run in runs]
     return TwoRuns(
         names,
-        (one, other),
+        (before, after),
         compare([run_figures(run) for run in runs]),
         RunSeries(series[0].axis, _overlaid(series, names), [], 0, []),
     )
@@ -348,16 +348,16 @@ def comparison_parts(runs: TwoRuns, missing: str | None) -> list[Element | None]
 def _headline(runs: TwoRuns) -> str:
     """Return one sentence that compares the runs by the first figure of `_HEADLINES` that both runs have."""
     first, second = runs.names
-    for name, what in _HEADLINES.items():
+    for name, label in _HEADLINES.items():
         figure = runs.figures.figures.get(name)
         if figure is None or (change := figure.changes_percent[1]) is None:
             continue
         before, after = (value or 0.0 for value in figure.values)
         if abs(change) < _SAME_PERCENT:
-            return f"{second} has the same {what} as {first}: {format_bytes(after)}."
+            return f"{second} has the same {label} as {first}: {format_bytes(after)}."
         more = "higher" if after > before else "lower"
         return (
-            f"The {what} of {second} is {format_bytes(abs(after - before))} ({abs(change):.1f} %) {more} "
+            f"The {label} of {second} is {format_bytes(abs(after - before))} ({abs(change):.1f} %) {more} "
             f"than that of {first}: {format_bytes(after)} against {format_bytes(before)}."
         )
     return f"{second} and {first} have no memory figure in common."
@@ -385,7 +385,7 @@ def _overlaid(series: list[RunSeries], names: tuple[str, str]) -> list[Chart]:
     """Return one chart for each kind of memory that both runs have, with a line for each run."""
     if series[0].axis != series[1].axis:
         return []
-    by_id = [{chart.id: chart for chart in one.charts} for one in series]
+    by_id = [{chart.id: chart for chart in run.charts} for run in series]
     return [
         _both((chart, by_id[1][name]), names)
         for name, chart in by_id[0].items()
@@ -482,7 +482,7 @@ def _signed(row: Compared, difference: float | None) -> str:
 
 
 def _names(first: Summary, second: Summary) -> tuple[str, str]:
-    one, other = first.run.name or first.run.id, second.run.name or second.run.id
-    if one == other:
-        return f"{one} ({first.run.id})", f"{other} ({second.run.id})"
-    return one, other
+    first_name, second_name = first.run.name or first.run.id, second.run.name or second.run.id
+    if first_name == second_name:
+        return f"{first_name} ({first.run.id})", f"{second_name} ({second.run.id})"
+    return first_name, second_name

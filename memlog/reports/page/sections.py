@@ -67,8 +67,8 @@ def verdict(summary: Summary) -> list[Child]:
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
-    found = re.search(r"(?<=[.])\s+(?=[A-Z`])", text)
-    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+    match = re.search(r"(?<=[.])\s+(?=[A-Z`])", text)
+    return (text, "") if match is None else (text[: match.start()], text[match.end() :])
 
 
 def _further(finding: FindingFacts) -> Element:
@@ -343,10 +343,10 @@ def ranks(found: Sequence[Rank], total: int) -> Element | None:
 
 def longest_batch(summary: Summary) -> Element | None:
     """Return the section on the longest batch; ``None`` if the peaks follow no dimension of the inputs."""
-    found = summary.longest_batch
-    if found is None:
+    longest = summary.longest_batch
+    if longest is None:
         return None
-    lines = [el("p", *prose(line)) for line in (found.text, *found.evidence)]
+    lines = [el("p", *prose(line)) for line in (longest.text, *longest.evidence)]
     return section("longest", "The longest batch", *lines)
 
 
@@ -452,7 +452,10 @@ def health(summary: Summary) -> Element:
         "errors in memlog": _counted(known.faults),
         "time taken from training": known.overhead_text,
         "time for traced steps": _tracing(summary),
-        **{f"sent to {name}": _delivered(name, one) for name, one in known.delivered.items()},
+        **{
+            f"sent to {name}": _delivered(name, delivery)
+            for name, delivery in known.delivered.items()
+        },
         **{f"rule {rule}": f"never judged: {why}" for rule, why in known.unjudged.items()},
     }
     return section("health", "memlog's own health", _facts(facts))
@@ -471,8 +474,8 @@ def _tracing(summary: Summary) -> str | None:
 
 def _delivered(name: str, one: Delivery) -> str:
     problem = f": {one.problem}" if one.problem else ""
-    what = "alerts" if name == WEBHOOK else f"{one.points:,} points"
-    return f"{what} when this report was made ({one.stage}){problem}"
+    amount = "alerts" if name == WEBHOOK else f"{one.points:,} points"
+    return f"{amount} when this report was made ({one.stage}){problem}"
 
 
 _MAX_RANKS = 64
@@ -492,14 +495,14 @@ def find_ranks(run: RunDirectory, summary: Summary) -> tuple[list[Rank], int]:
 
     The list is empty if no other rank's run is in the folder.
     """
-    found = ranks_of(run)
-    if len(found) < 2:  # noqa: PLR2004 - one run is no comparison
-        return [], len(found)
-    shown = sorted(found if len(found) <= _MAX_RANKS else _shown(found))
+    runs = ranks_of(run)
+    if len(runs) < 2:  # noqa: PLR2004 - one run is no comparison
+        return [], len(runs)
+    shown = sorted(runs if len(runs) <= _MAX_RANKS else _shown(runs))
     ranks = (
-        _read(rank, found[rank], summary if found[rank].id == run.id else None) for rank in shown
+        _read(rank, runs[rank], summary if runs[rank].id == run.id else None) for rank in shown
     )
-    return [rank for rank in ranks if rank is not None], len(found)
+    return [rank for rank in ranks if rank is not None], len(runs)
 
 
 def _shown(found: Mapping[int, RunDirectory]) -> list[int]:
