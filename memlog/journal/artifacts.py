@@ -146,10 +146,10 @@ class Names:
         Raises:
             ValueError: The name or the kind is not text, or no usable character is left of it.
         """
-        for what, text in (("name", name), ("kind", kind)):
+        for field, text in (("name", name), ("kind", kind)):
             if not isinstance(text, str):
                 raise ValueError(  # noqa: TRY004 - the error of every unusable name
-                    f"its {what} is {text!r}: pass text, such as 'report'"
+                    f"its {field} is {text!r}: pass text, such as 'report'"
                 )
         safe_kind = safe_name(kind)
         wanted = safe_name(name)

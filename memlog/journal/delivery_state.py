@@ -235,6 +235,7 @@ class TakenOver(UploadLock):
 
     def __enter__(self) -> None:
         deadline = time.monotonic() + self._timeout
+        # The helper process sees that this lock is held (`is_wanted`), and then frees its own.
         self._wanted.take()
         try:
             while not self.take():

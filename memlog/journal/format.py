@@ -188,6 +188,7 @@ def birth_of(pid: int) -> Birth:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError as error:
         raise ProcessLookupError(*error.args) from None
+    # After the last parenthesis, because the program's name can contain spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     if fields[_STATE] in _DEAD:
         raise ProcessLookupError(f"process {pid} is dead")
@@ -211,8 +212,8 @@ def own_start(birth: Birth) -> float:
     """Return the start of the calling process by the system's clock, Unix time in seconds."""
     if birth.ticks is not None:
         with suppress(OSError, ValueError, IndexError):
-            _, found, rest = Path("/proc/stat").read_bytes().partition(b"\nbtime ")
-            if found:
+            _, label, rest = Path("/proc/stat").read_bytes().partition(b"\nbtime ")
+            if label:
                 booted = int(rest.split(None, 1)[0])
                 return booted + birth.ticks / os.sysconf("SC_CLK_TCK")
     import psutil  # noqa: PLC0415 - takes 10 ms, and Linux rarely needs it

@@ -45,9 +45,9 @@ def segments_in(directory: Path) -> Iterator[tuple[str, int]]:
     with os.scandir(directory) as entries:
         for entry in entries:
             # `is_file` may cost a system call, so the name is tested first.
-            found = parse_segment_name(entry.name)
-            if found is not None and entry.is_file(follow_symlinks=False):
-                yield found
+            segment = parse_segment_name(entry.name)
+            if segment is not None and entry.is_file(follow_symlinks=False):
+                yield segment
 
 
 def used_bytes(path: Path) -> int:
@@ -64,6 +64,7 @@ def used_bytes(path: Path) -> int:
 
 def _used_bytes(file: BinaryIO) -> int:
     size = end = file.seek(0, os.SEEK_END)
+    # From the end, because few zero bytes follow the data.
     while end > 0 and size - end < _MAX_PADDING:
         begin = max(end - 64 * 1024, 0)
         used = os.pread(file.fileno(), end - begin, begin).rstrip(b"\0")
@@ -107,10 +108,10 @@ class JournalFile:
     @property
     def segments(self) -> list[int]:
         try:
-            found = list(segments_in(self._directory))
+            listed = list(segments_in(self._directory))
         except OSError:
             return []
-        return sorted(segment for process, segment in found if process == self.process)
+        return sorted(segment for process, segment in listed if process == self.process)
 
     @property
     def size(self) -> int:
@@ -132,6 +133,7 @@ class JournalFile:
         for number in self.segments:
             if number > segment:
                 with self._open(number) as file:
+                    # A header that is still being written lacks its newline, or has zero bytes.
                     header = self._read_header(file)
                 if header is not None:
                     yield number, header
@@ -185,6 +187,7 @@ class JournalFile:
             return True
         finally:
             os.close(descriptor)
+        # A zero byte is space of a mapped segment that has no line yet.
         return following not in (b"", b"\0") or self.path(at.segment + 1).exists()
 
     def last_write(self) -> float | None:
@@ -202,6 +205,7 @@ class JournalFile:
                 return changed
             begin = max(end - MAX_LINE_BYTES, 0)
             lines = os.pread(file.fileno(), end - begin, begin).split(b"\n")
+        # Without the last part, which has no newline: it is empty or incomplete.
         for line in reversed(lines[:-1]):
             try:
                 record: Record = _decoder(Record).decode(line)
@@ -224,6 +228,8 @@ class JournalFile:
             if header.schema > SCHEMA_VERSION:
                 self.skipped["newer_schema"] += 1
                 return
+            # In a compacted segment, offsets are not places in the file. So all of its lines are
+            # read.
             if header.compaction is None:
                 file.seek(max(offset, file.tell()))
             for entry in self._read_lines(file, header, number, complete=complete):

@@ -22,7 +22,11 @@ def names_of(run: RunDirectory) -> list[str]:
     """
     opened = [state.own_run for state in read_states(run) if state.own_run is not None]
     bindings = [*_joined(run), *opened]
-    names = [_given(run), *(each.name for each in bindings), *(each.run_id for each in bindings)]
+    names = [
+        _given(run),
+        *(binding.name for binding in bindings),
+        *(binding.run_id for binding in bindings),
+    ]
     return list(dict.fromkeys(without_credentials(name) for name in names if name))
 
 
@@ -31,12 +35,12 @@ def tracker_runs(run: RunDirectory) -> dict[str, Binding]:
 
     If memlog joined no user's run in a backend, return the run that memlog opened there.
     """
-    found = {each.backend: each.own_run for each in read_states(run) if each.own_run is not None}
+    runs = {state.backend: state.own_run for state in read_states(run) if state.own_run is not None}
     # The trainer's headers suffice: the helper process knows no more about a run.
     for file in run.files("trainer"):
         for header in file.headers():
-            found.update(header.bindings)
-    return found
+            runs.update(header.bindings)
+    return runs
 
 
 def _given(run: RunDirectory) -> str | None:

@@ -70,8 +70,8 @@ class RunDirectory:
 
     def files(self, role: Role | None = None) -> list[JournalFile]:
         """Return a reader for each process, the trainer's first. If ``role`` is given, skip other roles."""
-        found = {name for name, _ in segments_in(self.path) if name.startswith(role or "")}
-        ordered = sorted(found, key=lambda name: (not name.startswith("trainer"), name))
+        names = {name for name, _ in segments_in(self.path) if name.startswith(role or "")}
+        ordered = sorted(names, key=lambda name: (not name.startswith("trainer"), name))
         return [JournalFile(self.path, process) for process in ordered]
 
     def events(self, role: Role | None = None) -> Iterator[Event]:
@@ -98,20 +98,20 @@ class RunDirectory:
         """Return the event of the run's end; ``None`` if it is not in the journal's last segments."""
         # The trainer's file comes first. The helper process writes the end if the trainer could not.
         for file in self.files():
-            found = file.first_end(max(file.segments, default=1) - 1)
-            if found is not None:
-                return found
+            end = file.first_end(max(file.segments, default=1) - 1)
+            if end is not None:
+                return end
         return None
 
     def rank_failure(self) -> RankFailure | None:
         """Return the bad end of the training with several ranks; ``None`` if the journal does not tell it."""
-        found: RankFailure | None = None
+        failure: RankFailure | None = None
         for file in self.files("ranks"):
             last = max(file.segments, default=1)
             for entry in file.read(Position(last - 1, 0)):
                 if isinstance(entry.event, RankFailure):
-                    found = entry.event
-        return found
+                    failure = entry.event
+        return failure
 
     def is_alive(self) -> bool:
         """Return True if the training process lives.
@@ -132,10 +132,10 @@ def _lives(process: ProcessIdentity) -> bool:
     if process.ticks is None or process.boot is None:
         return _lives_by_the_clock(process)
     try:
-        found = birth_of(process.pid)
+        birth = birth_of(process.pid)
     except ProcessLookupError:
         return False
-    return (found.boot, found.ticks) == (process.boot, process.ticks)
+    return (birth.boot, birth.ticks) == (process.boot, process.ticks)
 
 
 def _lives_by_the_clock(process: ProcessIdentity) -> bool:
@@ -146,9 +146,9 @@ def _lives_by_the_clock(process: ProcessIdentity) -> bool:
     import psutil  # noqa: PLC0415 - 9 ms that a trainer need not spend
 
     try:
-        found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.started) < _CLOCK_TOLERANCE
-        return same and found.status() != psutil.STATUS_ZOMBIE
+        candidate = psutil.Process(process.pid)
+        same = abs(candidate.create_time() - process.started) < _CLOCK_TOLERANCE
+        return same and candidate.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):  # the last two: the pid is no valid one
         return False
 
@@ -215,17 +215,17 @@ def find_run(root: Path, name: str) -> RunDirectory:
         )
     if name == LATEST:
         return runs[-1]
-    found = [run for run in runs if run.id == name] or _called(runs, name)
-    if len(found) > 1:
-        raise AmbiguousRunError(_which(found, f"are called {name!r}", "pass one of these ids"))
-    found = found or [run for run in runs if run.id.startswith(name)]
-    if len(found) > 1:
-        raise AmbiguousRunError(_which(found, f"begin with {name!r}", "name more of the id"))
-    if not found:
+    matches = [run for run in runs if run.id == name] or _called(runs, name)
+    if len(matches) > 1:
+        raise AmbiguousRunError(_which(matches, f"are called {name!r}", "pass one of these ids"))
+    matches = matches or [run for run in runs if run.id.startswith(name)]
+    if len(matches) > 1:
+        raise AmbiguousRunError(_which(matches, f"begin with {name!r}", "name more of the id"))
+    if not matches:
         raise RunNotFoundError(
             f"no run in {root} is called {name!r} or begins with it: `memlog runs` lists them"
         )
-    return found[0]
+    return matches[0]
 
 
 def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
@@ -233,12 +233,12 @@ def _called(runs: Iterable[RunDirectory], name: str) -> list[RunDirectory]:
     # Imported here, because `run_names` imports this module.
     from memlog.journal.run_names import names_of  # noqa: PLC0415
 
-    found = []
+    matches = []
     for run in runs:
         with suppress(Exception):  # one bad folder must not hide the other runs
             if name in names_of(run):
-                found.append(run)
-    return found
+                matches.append(run)
+    return matches
 
 
 def _which(found: Sequence[RunDirectory], what: str, remedy: str) -> str:

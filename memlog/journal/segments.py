@@ -169,6 +169,7 @@ class MappedFile:
     def _grow(self, size: int) -> None:
         """Allocate and map room behind the last line: ``size`` bytes, a window and the reserve."""
         at = self.at if self._window is None else self._window.begin + self.at
+        # A mapping begins at a multiple of the granularity.
         begin = at & -mmap.ALLOCATIONGRANULARITY
         room = size + self._room + RESERVE + mmap.ALLOCATIONGRANULARITY
         window = _Window(self._descriptor.number, begin, room & -mmap.PAGESIZE)
@@ -177,6 +178,7 @@ class MappedFile:
             self.at += known.begin - window.begin
         self._window, self.view, self._length = window, window.view, window.length
         self.limit = window.length - RESERVE
+        # Not earlier: a signal handler could still write into the old window.
         if known is not None:
             known.unmap()
 
@@ -190,6 +192,7 @@ class MappedFile:
         window, self._window = self._window, None
         # A copy of this object in a child of `fork` must not cut the parent's file.
         if window is not None and processes.generation == self._generation:
+            # Before the space is unmapped: a store into it would end the process.
             self.view, self.limit, self._length = memoryview(b""), 0, 0
             window.unmap()
             if self._descriptor.status() is not None:
@@ -234,6 +237,7 @@ class _Window:
 
     def __del__(self) -> None:
         """Free the address space if the journal was not closed."""
+        # If the space could not be allocated, the attribute is missing.
         if hasattr(self, "_address"):
             self.unmap()
 
@@ -285,6 +289,7 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
     """
     with open_plain(path.parent, path.name) as source:
         first_line = source.readline(MAX_LINE_BYTES)
+        # Two passes, because the lines to keep are known only at the end of their window.
         kept = _kept(_lines(source), window, levels)
         with replacing(path.parent, path.name) as target:
             compaction = Compaction(window, len(first_line))
@@ -292,6 +297,8 @@ def compact(path: Path, window: int, levels: LevelsOf, *, delivered: bool) -> in
             target.write(msgspec.json.encode(header) + b"\n")
             source.seek(len(first_line))
             removed = _copy(source, target, kept, delivered=delivered)
+            # On the disk before it replaces the old file: otherwise a power failure could leave an
+            # empty file.
             target.flush()
             os.fsync(target.fileno())
             status = os.fstat(source.fileno())
@@ -357,6 +364,7 @@ def _event(line: bytes) -> Event | None:
 def _copy(source: BinaryIO, target: BinaryIO, kept: set[int], *, delivered: bool) -> int:
     """Copy the lines to keep, with gaps in place of the others; return the number of removed events."""
     removed = events = size = 0
+    # The empty line at the end writes the gap before it.
     for index, line in enumerate(chain(_lines(source), [b""])):
         if line and index not in kept:
             events, size = events + 1, size + len(line)

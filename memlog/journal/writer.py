@@ -33,6 +33,7 @@ SLOW_WRITES = 20
 """If at least this number of writes are slow among `_WRITES` consecutive writes, the disk counts as slow."""
 _WRITES = 200
 
+# PyDLL, unlike CDLL, keeps the GIL during a call.
 _write = ctypes.PyDLL(None).write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
@@ -125,6 +126,7 @@ class WriteQueue:
     @property
     def is_idle(self) -> bool:
         """True if every queued operation is done. If so, the caller may run the next operation itself."""
+        # Each of the two numbers is changed by one thread at a time, so no lock is needed.
         return self._done == self._put
 
     def end(self) -> None:
@@ -182,6 +184,7 @@ class Backpressure:
         if time.monotonic() >= self._next_look:
             self.measure()
         self._since_written += 1
+        # The peak first: it must be compared at every step.
         if self._has_new_peak(event) or self._since_written >= EVERY or not self.active:
             self._since_written = 0
             return True
@@ -194,7 +197,7 @@ class Backpressure:
         return False
 
     def _has_new_peak(self, event: Batch) -> bool:
-        sizes = {each.name: each.peak for each in readings(event)}
+        sizes = {reading.name: reading.peak for reading in readings(event)}
         higher = {
             name: size
             for name, size in sizes.items()
@@ -405,6 +408,7 @@ class SegmentOutput:
 
         Return True if the queue was ended. After that, one slow write is enough to start a new queue.
         """
+        # Only an idle queue may end: otherwise this line would come before the queued ones.
         if time.monotonic() < self._try_at or not queue.is_idle:
             return False
         queue.end()
@@ -480,6 +484,7 @@ class JournalWriter:
         self._segment_bytes = segment_bytes
         self._backpressure = Backpressure(directory, limit, diagnostics)
         self._encode = msgspec.json.Encoder().encode
+        # Reentrant, because a signal handler can append an event while its thread holds the lock.
         self._lock = threading.RLock()
         self._generation = processes.generation
         self._seq = self._size = 0

@@ -65,6 +65,7 @@ class BackwardParts:
         A part that has already begun continues. ``live`` is the current number of live bytes.
         """
         around = self._layers_around(layer)
+        # A list, because the loop removes entries from the dictionary.
         for interrupted in [known for known in self._open if known not in around]:
             self._end(interrupted)
         for containing in around:
@@ -223,6 +224,7 @@ class _Frame:
 
     def add(self, storage: LiveStorage) -> None:
         self.storages.append(storage)
+        # Without the freed ones, so that the list grows with the live storages only.
         if len(self.storages) >= PIECE:
             self.storages = [storage for storage in self.storages if storage.alive]
 
@@ -333,6 +335,7 @@ class _Frames:
             self._raise_added(frame.layer, frame.own_peak - frame.own_at_entry)
         if frame.phase == FORWARD:
             frame.mark_activations()
+        # An inner call is a part of the outer one, so the outer peak is at least as high.
         around = stack[-1]
         around.peak = max(around.peak, frame.peak)
         around.own_peak = max(around.own_peak, frame.own_peak)
@@ -398,6 +401,7 @@ class Accountant:
         self._frames.close_all(self._last_ns, self.live_bytes)
 
     def _fold_piece(self, piece: bytes) -> None:
+        # A copy, because the second pass begins with the storages before this piece.
         live_before = dict(self._live)
         self._created = []
         self._peak_index = -1

@@ -77,11 +77,11 @@ def in_private_pool(pool: Any) -> bool:
 
 def _with_addresses(segment: Any) -> list[tuple[int, Any]]:
     """Return a segment's blocks with their addresses, which snapshots of older torch lack."""
-    found, address = [], segment.get("address", 0)
+    blocks, address = [], segment.get("address", 0)
     for block in segment["blocks"]:
-        found.append((block.get("address", address), block))
+        blocks.append((block.get("address", address), block))
         address += block["size"]
-    return found
+    return blocks
 
 
 _SMALL = 1 << 20
@@ -114,6 +114,8 @@ def unsplit_bytes(history: Sequence[Any], snapshot: Any, device: int) -> Unsplit
         for index, entry in enumerate(history)
         if entry.get("action") in _EFFECTS and entry["size"] > _SMALL
     ]
+    # The snapshot is of the history's end. Undoing the changes, the newest first, gives the layout
+    # at its beginning.
     layout = _Layout(snapshot, device)
     for _, action, address, size in reversed(changes):
         layout.change(action, address, size, -_EFFECTS[action])
@@ -121,6 +123,7 @@ def unsplit_bytes(history: Sequence[Any], snapshot: Any, device: int) -> Unsplit
     made: dict[int, int] = {}
     seen = set[int]()
     for index, action, address, size in changes:
+        # If no earlier change names the address, the block is older than the history.
         if action == "free_requested" and address not in seen:
             older[address] = layout.end_of_block(address, size)
         elif action == "alloc":
@@ -181,6 +184,7 @@ class _Layout:
         if following < len(self._blocks):
             end = min(end, self._blocks[following])
         rest = end - address - -(-requested // 512) * 512
+        # From this size on, the allocator never splits a block, whatever remains.
         oversize = 0 < self._max_split <= requested
         return rest if oversize or rest <= _SMALL else 0
 
@@ -276,8 +280,8 @@ def label(number: int) -> str:
 
 def number_of(note: Any) -> int | None:
     """Return the number of the mark that a note names; ``None`` if memlog did not write the note."""
-    found = _NOTE.fullmatch(note) if isinstance(note, str) else None
-    return None if found is None else int(found[1], 16)
+    match = _NOTE.fullmatch(note) if isinstance(note, str) else None
+    return None if match is None else int(match[1], 16)
 
 
 def rounded(size: int) -> int:
@@ -413,14 +417,14 @@ class HistoryJoin:
         the first entry at its address is an allocation. If the address was used again before the mark, the
         mark finds the newer storage, and the older one stays in the category that it gets here.
         """
-        found: dict[int, ExistingStorage] = {}
+        older: dict[int, ExistingStorage] = {}
         marked = dict.fromkeys(
             (mark.address, mark.size) for mark in self._marks if mark.kind == CLASSIFY
         )
         later = (ExistingStorage(*storage, OUTSIDE, OTHER) for storage in marked)
         for storage in (*self._existing, *later):
             entry, block = first.get(storage.address), self._blocks.get(storage.address)
-            if storage.address in found or (entry is not None and entry["action"] == "alloc"):
+            if storage.address in older or (entry is not None and entry["action"] == "alloc"):
                 continue
             if entry is not None:
                 size = rounded(entry["size"])
@@ -430,14 +434,14 @@ class HistoryJoin:
                 # Not the block's size: a parameter and its gradient have equal sizes, their blocks may not.
                 size = rounded(storage.size) or (block.size if block is not None else 0)
             if size:
-                found[storage.address] = self._in_pool(storage._replace(size=size), entry)
+                older[storage.address] = self._in_pool(storage._replace(size=size), entry)
         for address, entry in first.items():
-            if entry["action"] != "alloc" and address not in found:
+            if entry["action"] != "alloc" and address not in older:
                 size = rounded(entry["size"])
                 category = COMMUNICATION if self._is_bucket(size) else OTHER
                 freed = ExistingStorage(address, size, OUTSIDE, category)
-                found[address] = self._in_pool(freed, entry)
-        return list(found.values())
+                older[address] = self._in_pool(freed, entry)
+        return list(older.values())
 
     def _is_bucket(self, size: int) -> bool:
         """Return whether an unknown storage is a buffer for communication. Each buffer is found once."""
@@ -483,6 +487,7 @@ class HistoryJoin:
                 if mark.kind == ENTER and mark.phase == FORWARD:
                     self._last_forward = self._next_mark
             self._next_mark += 1
+            # Times never decrease, though marks and history are read from two clocks.
             self._now = max(self._now, mark.time_ns)
             yield from self._mark(mark)
 
@@ -501,7 +506,9 @@ class HistoryJoin:
             yield pack(
                 allocated, reserved, self._now, mark.layer, READING, mark.phase, 0, mark.thread
             )
-        key, size = (self._live.get(one, 0) if one > 0 else one for one in mark.inputs)
+        key, size = (
+            self._live.get(address, 0) if address > 0 else address for address in mark.inputs
+        )
         yield pack(key, size, self._now, mark.layer, mark.kind, mark.phase, 0, mark.thread)
 
     def _alloc(self, entry: Any, number: int | None, *, is_workspace: bool) -> bytes:

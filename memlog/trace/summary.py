@@ -48,7 +48,8 @@ def _categories(result: TraceResult) -> Iterator[str]:
 
 def _layers(result: TraceResult) -> Iterator[str]:
     ranked = sorted(
-        result.layers, key=lambda one: (-(one.at_peak or 0), -(one.peak or 0), one.path)
+        result.layers,
+        key=lambda figures: (-(figures.at_peak or 0), -(figures.peak or 0), figures.path),
     )
     yield ""
     yield (
@@ -69,9 +70,9 @@ def _layers(result: TraceResult) -> Iterator[str]:
 
 
 def _lines(result: TraceResult) -> Iterator[str]:
-    for one in result.lines[:_TOP_LINES]:
-        shown = f"  {_cut(one.line, _PATH_WIDTH - 2)}"
-        yield f"{shown:<{_PATH_WIDTH}} {format_bytes(one.at_peak):>10} {format_bytes(one.allocated):>10}"
+    for line in result.lines[:_TOP_LINES]:
+        shown = f"  {_cut(line.line, _PATH_WIDTH - 2)}"
+        yield f"{shown:<{_PATH_WIDTH}} {format_bytes(line.at_peak):>10} {format_bytes(line.allocated):>10}"
 
 
 def _cut(text: str, width: int) -> str:
@@ -167,7 +168,8 @@ def _categories_html(result: TraceResult) -> Iterator[str]:
 
 def _layers_html(result: TraceResult) -> Iterator[str]:
     ranked = sorted(
-        result.layers, key=lambda one: (-(one.at_peak or 0), -(one.peak or 0), one.path)
+        result.layers,
+        key=lambda figures: (-(figures.at_peak or 0), -(figures.peak or 0), figures.path),
     )
     if not ranked:
         return
@@ -261,8 +263,12 @@ def _stats(layer: LayerFigures) -> LayerMemoryStats:
         layer_name=layer.path,
         peak_allocated=layer.peak,
         peak_reserved=layer.reserved_peak,
-        total_allocations=sum(one.allocations or 0 for one in layer.phases) if counted else None,
-        total_deallocations=sum(one.frees or 0 for one in layer.phases) if counted else None,
+        total_allocations=sum(figures.allocations or 0 for figures in layer.phases)
+        if counted
+        else None,
+        total_deallocations=sum(figures.frees or 0 for figures in layer.phases)
+        if counted
+        else None,
         avg_fragmentation=layer.fragmentation,
         duration_ms=layer.time_ms,
     )

@@ -306,6 +306,7 @@ def _section(device: int, drawing: _Drawing) -> str:
     outline = chain([(0, 0)], enumerate(drawing.top), [(changes, 0)])
     shapes = [f'<path d="{path(outline)}" fill="#bbb"><title>all others</title></path>']
     for band in drawing.bands:
+        # The upper edge is drawn backwards, so that the two edges form one outline.
         upper = [(x, y + band.size) for x, y in reversed(band.edge)]
         shapes.append(
             f'<path d="{path([*band.edge, *upper])}" fill="{_colour_of_band(band.label)}">'

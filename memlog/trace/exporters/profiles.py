@@ -59,6 +59,7 @@ class ThreadStacks:
         if event.kind == ENTER:
             self._modules.append((event.layer, event.phase))
         elif event.kind == EXIT:
+            # The end of a call that began before the trace closes nothing.
             if event.layer in (layer for layer, _ in self._modules):
                 while self._modules.pop()[0] != event.layer:
                     pass
@@ -235,7 +236,7 @@ def _files(trace: RecordedTrace, names: Sequence[str]) -> dict[str, str]:
 
 def _at_peak(trace: RecordedTrace) -> Iterator[tuple[Stack, int]]:
     numbers = {path: number for number, path in enumerate(trace.paths)}
-    for share in sorted(trace.result.shares, key=lambda one: (numbers[one.path], one.category)):
+    for share in sorted(trace.result.shares, key=lambda part: (numbers[part.path], part.category)):
         line = (share.line,) if share.line else ()
         yield (*with_parents(share.path, trace.paths), *line, f"[{share.category}]"), share.size
 
@@ -288,6 +289,7 @@ class _Thread:
 
     def apply(self, event: encoding.StreamEvent) -> int:
         """Add an event to the profile. Return the number of entries that were added."""
+        # Speedscope fails if events go back in time.
         self._at = max(self._at, event.time_ns / _NS_PER_MS)
         return self._emit(self._stacks.after(event))
 
@@ -339,20 +341,21 @@ def read_profiler_trace(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: The file is not such a trace, or is larger than `MAX_PROFILER_TRACE`.
     """
-    found = Path(path)
+    source = Path(path)
     try:
-        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
+        with gzip.open(source) if source.suffix == ".gz" else source.open("rb") as file:
+            # One byte more than allowed, to see that the file is too large.
             content = file.read(MAX_PROFILER_TRACE + 1)
         if len(content) > MAX_PROFILER_TRACE:
-            raise ConfigurationError(f"{found} is larger than 1 GiB; profile fewer steps")
+            raise ConfigurationError(f"{source} is larger than 1 GiB; profile fewer steps")
         document = msgspec.json.decode(content)
     except (OSError, EOFError, msgspec.DecodeError) as error:
         raise ConfigurationError(
-            f"{found} can't be read ({error}); pass a file that export_chrome_trace() wrote"
+            f"{source} can't be read ({error}); pass a file that export_chrome_trace() wrote"
         ) from None
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise ConfigurationError(
-            f"{found} holds no traceEvents; pass a file that export_chrome_trace() wrote"
+            f"{source} holds no traceEvents; pass a file that export_chrome_trace() wrote"
         )
     return document
 

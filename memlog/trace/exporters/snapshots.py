@@ -100,7 +100,9 @@ class DeviceSnapshot:
 
         Each value is a pair of the block's entry in the snapshot (``None`` if unknown) and the block's bytes.
         """
-        first = first_changes((each.address, each.size, each.is_alloc) for each in self.history)
+        first = first_changes(
+            (change.address, change.size, change.is_alloc) for change in self.history
+        )
         live: dict[int, tuple[dict[str, Any] | None, int]] = {
             address: (None, freed) for address, freed in first.items() if freed is not None
         }
@@ -343,14 +345,14 @@ class _Device:
         )
 
     def changes(self) -> Changes:
-        found, first = Changes(), first_changes(self.history)
+        changes, first = Changes(), first_changes(self.history)
         for address, freed in first.items():
             if freed is not None:
-                found.add(address, freed, True, None)
+                changes.add(address, freed, True, None)
         kept = [address not in first for address, _, _ in self.blocks]
-        found.extend(*(compress(column, kept) for column in self.blocks.columns()))
-        found.extend(*self.history.columns())
-        return found
+        changes.extend(*(compress(column, kept) for column in self.blocks.columns()))
+        changes.extend(*self.history.columns())
+        return changes
 
 
 def read_changes(snapshot: Mapping[str, Any], name: str) -> dict[int, Changes]:
@@ -366,7 +368,7 @@ def read_changes(snapshot: Mapping[str, Any], name: str) -> dict[int, Changes]:
         SnapshotError: The snapshot does not have the form that torch writes, or is too large.
     """
     devices = read_as(_Device, snapshot, name)
-    return {number: found for number, device in devices.items() if (found := device.changes())}
+    return {number: changes for number, device in devices.items() if (changes := device.changes())}
 
 
 def _checked(sizes: array[int]) -> array[int]:
@@ -527,6 +529,7 @@ def _peak(device: DeviceSnapshot) -> int:
     level = highest = sum(live.values())
     peak = 0
     for number, change in enumerate(device.history, 1):
+        # The history can lack the free before an allocation at the same address.
         level -= live.pop(change.address, 0)
         if change.is_alloc:
             live[change.address] = change.size
