@@ -140,7 +140,7 @@ class AlertEngine:
 
         With ``sampled``, return only rules that have this value of `Rule.sampled`.
         """
-        watches = [one for one in self._watches if sampled in (None, one.is_sampled)]
+        watches = [watch for watch in self._watches if sampled in (None, watch.is_sampled)]
         return {watch.text: why for watch in watches if (why := watch.why_not_judged())}
 
     def _settle(self, found: Collection | None) -> None:
@@ -229,10 +229,10 @@ class _Watch:
     ) -> None:
         self._event_seen = True
         figure = self._rule.figure
-        for each in found:
-            if each.name == figure:
-                if each.level is not None:
-                    self._take("host", each.level - self._of_files(event), event, alerts)
+        for reading in found:
+            if reading.name == figure:
+                if reading.level is not None:
+                    self._take("host", reading.level - self._of_files(event), event, alerts)
                 return
 
     def _without_garbage(
@@ -248,8 +248,12 @@ class _Watch:
             self._waiting.append((series, event, growth))
             self._ask_for_garbage()
             return None
-        found = collect_garbage()
-        return growth if found is None else meter.without_garbage(found.freed, found.left)
+        collection = collect_garbage()
+        return (
+            growth
+            if collection is None
+            else meter.without_garbage(collection.freed, collection.left)
+        )
 
     def _of_files(self, event: JudgedEvent) -> int:
         """Return the bytes of mapped files, which don't count as growth; 0 if the rule judges no growth."""
@@ -265,13 +269,13 @@ class _Watch:
     ) -> None:
         self._event_seen = True
         kind, wanted = self._kind, self._rule.device
-        for each in found:
-            device = each.device
-            if device is None or not each.name.endswith(kind):
+        for reading in found:
+            device = reading.device
+            if device is None or not reading.name.endswith(kind):
                 continue
             if wanted is None or wanted == device.name:
                 self._device_seen = True
-                value = self._value(each, device)
+                value = self._value(reading, device)
                 if value is not None:
                     self._take(device.name, value, event, alerts)
 
@@ -325,7 +329,7 @@ _NOTHING_CAME: dict[tuple[type[JudgedEvent], ...], str] = {
 
 def _bytes_of_files(found: Sequence[Reading]) -> int:
     """Return the bytes of mapped files in the resident set after a step; 0 if unknown."""
-    levels = {each.name: each.level for each in found}
+    levels = {reading.name: reading.level for reading in found}
     rss, anon, shared = (levels.get(name) for name in (HOST_RSS, HOST_ANON, SHARED))
     return 0 if rss is None or anon is None or shared is None else max(rss - anon - shared, 0)
 

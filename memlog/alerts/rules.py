@@ -186,9 +186,9 @@ class _Parser(Reader):
         if self.took_word(*_FIGURES):
             return token.text, None
         self.refuse_torchs_name()  # `_level_before` did not check the word after a level
-        found = self.device()
-        if found is not None:
-            device, measure = found
+        named = self.device()
+        if named is not None:
+            device, measure = named
             return f"device.{measure}", device
         raise self.error(_unknown_figure(token))
 

@@ -135,6 +135,7 @@ class GrowthMeter:
         if before is not None and before[0] < self._last:
             pace = max(pace, (left - before[1]) / (self._last - before[0]))
         if pace < self._wanted or (pace == self._wanted and not self._inclusive):
+            # As if there had been no alarm, because its growth was garbage.
             self._alarm, self._active = self._alarm_before, False
             return None
         return pace * self._every
@@ -171,6 +172,7 @@ class GrowthMeter:
         One of these is enough: the cooldown is over, the level is clearly above the highest level of the
         earlier growth, or the growth is much faster than the earlier growth.
         """
+        # If the system's clock was set back, the cooldown must not last until the clock catches up.
         cooled = not 0 <= time_us - alarm.time_us < self._cooldown_us
         higher = look.level > self._highest + _OVER * self._wanted * look.span
         return cooled or higher or look.pace >= _LARGER * alarm.pace
@@ -196,10 +198,10 @@ class GrowthMeter:
         if not self._active and rise < _OVER * self._wanted * span:
             return _NOTHING
         levels = list(islice(window.levels, held - count, None))
-        found = trend(levels)
+        measured = trend(levels)
         wanted = self._wanted * spacing
-        lasts = found.pace >= wanted and keeps_growing(levels, wanted)
-        return _Look(found.pace / spacing, found.level, span, lasts)
+        lasts = measured.pace >= wanted and keeps_growing(levels, wanted)
+        return _Look(measured.pace / spacing, measured.level, span, lasts)
 
 
 HYSTERESIS = 0.05
@@ -242,6 +244,7 @@ class Trigger:
             return False
         if not self._armed or (self._hold > 1 and not self._has_held(index)):
             return False
+        # If the system's clock was set back, the rule fires again at once.
         if self._fired_us is not None and 0 <= time_us - self._fired_us < self._cooldown_us:
             return False
         self._armed = False

@@ -119,9 +119,9 @@ class Training:
     def has_lower_rank(self) -> bool:
         """Return True if a rank below this run's own is registered."""
         return any(
-            (found := registration_of(run)) is not None
-            and found.position.rank < self.own.position.rank
-            and self._belongs(run, found)
+            (registration := registration_of(run)) is not None
+            and registration.position.rank < self.own.position.rank
+            and self._belongs(run, registration)
             for run in self._new_runs()
         )
 
@@ -168,6 +168,7 @@ class Training:
 def last_step(run: RunDirectory) -> int | None:
     """Return the last step in a run's journal; ``None`` if it has none."""
     for file in run.files("trainer"):
+        # The newest segment first: it has the last step, unless it has no step yet.
         for segment in reversed(file.segments):
             last = max(steps_of(file, Position(segment, 0)), default=None)
             if last is not None:
@@ -206,7 +207,7 @@ def attempt_before(run: RunDirectory, position: RankPosition, begun_us: int) -> 
     ]
     if not earlier:
         return None
-    before, known = max(earlier, key=lambda found: (found[1].begun_us, found[0].id))
+    before, known = max(earlier, key=lambda candidate: (candidate[1].begun_us, candidate[0].id))
     return Attempt(before.id, known.before.first if known.before else before.id, _end_of(before))
 
 
@@ -262,8 +263,8 @@ def find_named_run(root: Path, name: str) -> RunDirectory:
     folder = Path(name)
     if os.sep in name and folder.is_dir() and any(segments_in(folder)):
         return RunDirectory(folder.resolve())
-    found = journal.find_run(root, name)
-    return lowest_rank(found) if name == LATEST else found
+    run = journal.find_run(root, name)
+    return lowest_rank(run) if name == LATEST else run
 
 
 def lowest_rank(run: RunDirectory) -> RunDirectory:

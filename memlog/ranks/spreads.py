@@ -126,16 +126,19 @@ class _Bucket:
 
 def _sizes(event: Batch) -> Iterator[tuple[str, int]]:
     """Yield the known bytes of each kind of memory. The bytes of a rank's devices are added up."""
-    found = list(readings(event))
-    allocated = [each for each in found if each.name.endswith(ALLOCATED)]
+    step_readings = list(readings(event))
+    allocated = [reading for reading in step_readings if reading.name.endswith(ALLOCATED)]
     kinds = {
-        "host/rss": [each.level for each in found if each.name == HOST_RSS],
-        "device/allocated": [each.level for each in allocated],
-        "device/reserved": [each.level for each in found if each.name.endswith(RESERVED)],
-        "device/peak": [each.peak for each in allocated],
+        "host/rss": [reading.level for reading in step_readings if reading.name == HOST_RSS],
+        "device/allocated": [reading.level for reading in allocated],
+        "device/reserved": [
+            reading.level for reading in step_readings if reading.name.endswith(RESERVED)
+        ],
+        "device/peak": [reading.peak for reading in allocated],
     }
     for name, sizes in kinds.items():
         known = [size for size in sizes if size is not None]
+        # A sum over some of the devices would be a wrong figure.
         if known and len(known) == len(sizes):
             yield name, sum(known)
 
@@ -207,10 +210,10 @@ class Stalls:
             progress.is_silent(now) for progress in self._ranks.values()
         ):
             return
-        found = {rank: why for rank in self._ranks if (why := self._why(rank, state_of))}
-        if len(found) == len(self._ranks):
+        stalled = {rank: why for rank in self._ranks if (why := self._why(rank, state_of))}
+        if len(stalled) == len(self._ranks):
             return
-        for rank, why in found.items():
+        for rank, why in stalled.items():
             progress = self._ranks[rank]
             if not progress.stalled:
                 progress.stalled = True

@@ -147,18 +147,18 @@ def _recomputed_calls(traced: TracedStep) -> _CallsByLayer:
         call.layer for call in traced.calls if call.phase == RECOMPUTE or call.inputs is None
     }
     forward_ends = _forward_ends(traced)
-    found: _CallsByLayer = {}
+    by_layer: _CallsByLayer = {}
     # From the last call to the first: the order in which the backward pass reaches them.
     for call in reversed(traced.calls):
         wanted = call.phase == FORWARD and call.layer > 1 and call.layer not in excluded
         # A norm keeps too little to be checkpointed alone.
         wanted = wanted and "Norm" not in traced.kind(call.layer)
         if wanted and not traced.paths[call.layer].startswith("("):
-            later = found.get(call.layer)
+            later = by_layer.get(call.layer)
             recomputed = _recomputed_call(traced, forward_ends, call, later[-1] if later else None)
             if recomputed is not None:
-                found.setdefault(call.layer, []).append(recomputed)
-    return found
+                by_layer.setdefault(call.layer, []).append(recomputed)
+    return by_layer
 
 
 def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
@@ -167,17 +167,17 @@ def _forward_ends(traced: TracedStep) -> dict[StorageLifetime, int]:
     The moment is the end of the forward that allocates the storage. If this forward returns the storage, the
     moment is the end of the next outer forward that does not return the storage.
     """
-    found: dict[StorageLifetime, int] = {}
+    ends: dict[StorageLifetime, int] = {}
     for call in traced.calls:  # inner calls end first
         if call.phase == FORWARD:
             left = [storage for storage in _transients(traced, call) if storage.end > call.end]
             result = _result(left)
             for storage in left:
                 if storage.cached:
-                    found.setdefault(storage, traced.backward_after(call.end))
+                    ends.setdefault(storage, traced.backward_after(call.end))
                 elif storage is not result:
-                    found.setdefault(storage, call.end)
-    return found
+                    ends.setdefault(storage, call.end)
+    return ends
 
 
 def _transients(traced: TracedStep, call: LayerCall) -> list[StorageLifetime]:

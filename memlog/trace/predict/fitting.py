@@ -138,11 +138,11 @@ class FittingPlan(PlannedChanges, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Return the plan as lines of text."""
-        wide = max(len(one.change) for one in self.steps)
+        wide = max(len(step.change) for step in self.steps)
         rows = [
-            f"{one.change:<{wide}}  {format_bytes(one.peak):>10}  {format_bytes(one.needed):>10}"
-            f"  {'yes' if one.fits else 'no'}"
-            for one in self.steps
+            f"{step.change:<{wide}}  {format_bytes(step.peak):>10}  {format_bytes(step.needed):>10}"
+            f"  {'yes' if step.fits else 'no'}"
+            for step in self.steps
         ]
         head = f"{'':<{wide}}  {'peak':>10}  {'needed':>10}  fits into {format_bytes(self.memory)}"
         return "\n".join([head, *rows, *self.notes()])
@@ -194,9 +194,10 @@ class Choices(Generic[_Changes]):
         self.unchanged = unchanged
         self.parts = parts
         self._modules = modules
+        # Without duplicates: of a single module, every second one is all of them.
         checkpointed = tuple(dict.fromkeys(((), modules[::2], modules)))
-        found = {**others, "checkpointed": checkpointed}
-        self.options = {name: found[name] for name in _ORDER if name in found}
+        values = {**others, "checkpointed": checkpointed}
+        self.options = {name: values[name] for name in _ORDER if name in values}
 
     def second_forward(self, checkpointed: Sequence[str]) -> float:
         """Return the time of these modules' second forward, as a fraction of the step's."""
@@ -243,15 +244,17 @@ class PlanSearch(Generic[_Changes]):
         strongest = self._strongest(parts[-1])
         # Autocast's copies of parameters, and accumulated gradients, can be larger than what they save.
         fewer = (
-            replace(strongest, parts=each, autocast=cast)
-            for each in (parts[-1], 1)
+            replace(strongest, parts=count, autocast=cast)
+            for count in (parts[-1], 1)
             for cast in (strongest.autocast, False)
         )
         chosen = next(filter(self._fits, fewer), None)
         if chosen is None:
             return min(
-                self._failed, key=lambda one: (self._failed[one], -self._choices.cost(one))
+                self._failed,
+                key=lambda changes: (self._failed[changes], -self._choices.cost(changes)),
             ), False
+        # The costly changes first: each that is not needed is left out.
         for name, (without, *_) in reversed(list(self._choices.options.items())):
             weaker = _changed(chosen, name, without)
             chosen = weaker if self._fits(weaker) else chosen
@@ -259,32 +262,35 @@ class PlanSearch(Generic[_Changes]):
         # From the strongest on: what does not fit then rules out most others.
         for kind in sorted(self._kinds(strongest), key=self._choices.cost, reverse=True):
             cheaper = [
-                each
-                for each in parts
-                if self._choices.cost(replace(kind, parts=each)) < self._choices.cost(chosen)
+                count
+                for count in parts
+                if self._choices.cost(replace(kind, parts=count)) < self._choices.cost(chosen)
             ]
-            if cheaper and any(self._fits(replace(kind, parts=each)) for each in {cheaper[-1], 1}):
+            # With any number in between, the step needs at least as much as with the most parts.
+            if cheaper and any(
+                self._fits(replace(kind, parts=count)) for count in {cheaper[-1], 1}
+            ):
                 chosen = self._with_fewest(kind, cheaper)
         return chosen, True
 
     def _possible_parts(self) -> Sequence[int]:
         """Return the numbers of parts with which the step runs. A batch norm refuses one sample."""
-        for each in self._choices.parts[:-3:-1]:
-            if self._ask(replace(self._choices.unchanged, parts=each)) is not None:
-                return self._choices.parts[: self._choices.parts.index(each) + 1]
+        for count in self._choices.parts[:-3:-1]:
+            if self._ask(replace(self._choices.unchanged, parts=count)) is not None:
+                return self._choices.parts[: self._choices.parts.index(count) + 1]
         return self._choices.parts[:1]
 
     def _strongest(self, parts: int) -> _Changes:
         """Return the cheap changes until the step fits, or all changes that it can make."""
-        found = replace(self._choices.unchanged, parts=parts)
+        changes = replace(self._choices.unchanged, parts=parts)
         for name, (_, *values) in self._choices.options.items():
             for value in values:
-                if self._fits(found):
-                    return found
-                more = _changed(found, name, value)
-                if more != found and self._ask(more) is not None:
-                    found = more
-        return found
+                if self._fits(changes):
+                    return changes
+                more = _changed(changes, name, value)
+                if more != changes and self._ask(more) is not None:
+                    changes = more
+        return changes
 
     def _kinds(self, strongest: _Changes) -> Iterator[_Changes]:
         """Yield all combinations of changes that are not stronger than those of ``strongest``."""
@@ -293,18 +299,19 @@ class PlanSearch(Generic[_Changes]):
             values[: values.index(getattr(strongest, name)) + 1]
             for name, values in self._choices.options.items()
         ]
-        for each in itertools.product(*below):
-            kind = replace(strongest, **dict(zip(names, each, strict=True)))
+        for combination in itertools.product(*below):
+            kind = replace(strongest, **dict(zip(names, combination, strict=True)))
             if kind.sharded is not None or not kind.parameters_on_host:
                 yield kind
 
     def _fits(self, changes: _Changes) -> bool:
+        # If stronger changes were not enough, these are not enough either.
         if any(self._is_part(changes, of) for of in self._failed):
             return False
-        found = self._ask(changes)
-        if found is None or found.fits(self._memory):
-            return found is not None
-        self._failed[changes] = found.needed
+        need = self._ask(changes)
+        if need is None or need.fits(self._memory):
+            return need is not None
+        self._failed[changes] = need.needed
         return False
 
     def _is_part(self, changes: _Changes, of: _Changes) -> bool:
@@ -354,15 +361,15 @@ def plan_steps(
                 continue
             made = replace(made, **{name: value})
             said = f"+ {_told(name, chosen, batch, ranks)}"
-        found = ask(made)
-        if found is not None:
-            yield PlanStep(said, found.peak, found.needed, found.fits(memory))
+        need = ask(made)
+        if need is not None:
+            yield PlanStep(said, need.peak, need.needed, need.fits(memory))
 
 
 def _told(name: str, changes: PlannedChanges, batch: int | None, ranks: int) -> str:
     if name == "parts":
-        each = "" if batch is None else f" of {batch // changes.parts:,}"
-        return f"gradient accumulation: {changes.parts:,} parts{each}"
+        size = "" if batch is None else f" of {batch // changes.parts:,}"
+        return f"gradient accumulation: {changes.parts:,} parts{size}"
     if name == "checkpointed":
         return f"checkpointing of {_some(changes.checkpointed)}"
     if name == "sharded":

@@ -179,9 +179,9 @@ def _layers(trace: RecordedTrace) -> tuple[HeldByLayer, ...]:
 
 
 def _hints(traced: TracedStep, current: int, min_saved: float) -> tuple[Hint, ...]:
-    found = [*_smaller_batch(traced, current), *_checkpointing(traced, current)]
-    found += [*_precision(traced, current), *_optimizers(traced, current)]
-    useful = (hint for hint in found if hint.saved >= max(min_saved, 1))
+    hints = [*_smaller_batch(traced, current), *_checkpointing(traced, current)]
+    hints += [*_precision(traced, current), *_optimizers(traced, current)]
+    useful = (hint for hint in hints if hint.saved >= max(min_saved, 1))
     return tuple(sorted(useful, key=lambda hint: hint.peak))
 
 
@@ -257,7 +257,7 @@ def _optimizers(traced: TracedStep, current: int) -> Iterator[Hint]:
         yield hint(f"SGD with momentum in place of {_named(heavy)}", "momentum")
     if kept:
         yield hint(f"SGD without momentum in place of {_named(kept)}", "no state")
-        more = any(one.values > optimizers.TWO_MOMENTS for one in kept)
+        more = any(state.values > optimizers.TWO_MOMENTS for state in kept)
         what = "An optimizer" if len(kept) == 1 else f"{len(kept)} optimizers"
         what += " with fused kernels whose state has 8 bits a number"
         what += ", two numbers for each parameter" if more else ""
@@ -269,12 +269,12 @@ def _named(kept: Sequence[optimizers.State]) -> str:
 
     The numbers are not added up, because two optimizers can keep state for the same parameters.
     """
-    keeps = [f"{one.values} numbers" if one.values > 1 else "one number" for one in kept]
+    keeps = [f"{state.values} numbers" if state.values > 1 else "one number" for state in kept]
     if len(kept) == 1:
         name = f"{kept[0].name}, which" if kept[0].name else "an optimizer that"
         return f"{name} keeps {keeps[0]} for each parameter"
-    each = [f"{one.name or 'one'} {many}" for one, many in zip(kept, keeps, strict=True)]
-    if len(each) > _NAMED:
-        each = [*each[:_NAMED], f"{len(each) - _NAMED} more"]
-    listed = f"{', '.join(each[:-1])} and {each[-1]}"
+    entries = [f"{state.name or 'one'} {many}" for state, many in zip(kept, keeps, strict=True)]
+    if len(entries) > _NAMED:
+        entries = [*entries[:_NAMED], f"{len(entries) - _NAMED} more"]
+    listed = f"{', '.join(entries[:-1])} and {entries[-1]}"
     return f"{len(kept)} optimizers that keep, for each of their parameters, {listed}"

@@ -57,9 +57,9 @@ class StorageLifetime:
 
     def changed(self, **fields: Any) -> StorageLifetime:
         """Return a copy of which some attributes have other values."""
-        found = copy(self)
-        vars(found).update(fields)
-        return found
+        storage = copy(self)
+        vars(storage).update(fields)
+        return storage
 
     @property
     def transient(self) -> bool:
@@ -121,6 +121,7 @@ class _StreamReader:
         if event.kind == encoding.ALLOC:
             storage = self._live[event.key] = StorageLifetime(event, at, self._length)
             self.storages.append(storage)
+            # In ascending order only, because `allocated_after` bisects the serials.
             if not self.serials or event.key > self.serials[-1]:
                 self.serials.append(event.key)
                 self.allocated_at.append(at)
@@ -216,6 +217,7 @@ class TracedStep:
 
     def set_storages(self, storages: list[StorageLifetime]) -> None:
         self.storages = storages
+        # The sort is stable: of storages with one beginning, those that were added stay first.
         self._by_begin = sorted(storages, key=_begin)
         self._begins = [storage.begin for storage in self._by_begin]
 
@@ -233,7 +235,7 @@ class TracedStep:
         kept = (storage for storage in self.storages if storage not in removed)
         step.set_storages([*added, *(changed.get(storage, storage) for storage in kept)])
         step.calls = [
-            call._replace(inputs=tuple(changed.get(one, one) for one in call.inputs))
+            call._replace(inputs=tuple(changed.get(storage, storage) for storage in call.inputs))
             if call.inputs
             else call
             for call in self.calls
@@ -278,15 +280,17 @@ class TracedStep:
 
     def outermost_calls(self) -> list[LayerCall]:
         """Return the outermost calls of the forward passes, the last call first."""
-        found: list[LayerCall] = []
+        outermost: list[LayerCall] = []
         for call in reversed(self.calls):
+            # The calls come in descending order of their ends, so the newest outermost call can
+            # contain this one.
             inside = any(
                 other.begin < call.begin < other.end and other.thread == call.thread
-                for other in found[-1:]
+                for other in outermost[-1:]
             )
             if call.phase == FORWARD and not inside:
-                found.append(call)
-        return found
+                outermost.append(call)
+        return outermost
 
     def optimizer_step_at(self, at: int) -> int:
         """Return the index of the first optimizer step that ends after the moment ``at``.
@@ -328,11 +332,11 @@ class TracedStep:
 
     def parameters(self) -> dict[int, list[int]]:
         """Return the bytes of each parameter, by layer."""
-        found: dict[int, list[int]] = {}
+        sizes: dict[int, list[int]] = {}
         for storage in self.storages:
             if storage.category == PARAMETER:
-                found.setdefault(storage.layer, []).append(storage.size)
-        return found
+                sizes.setdefault(storage.layer, []).append(storage.size)
+        return sizes
 
     def intervals(self, ends: Mapping[StorageLifetime, int] | None = None) -> list[SizedInterval]:
         """Return each storage's interval, which begins at `steady_begin`, and its bytes.

@@ -94,14 +94,14 @@ def kept_states(traced: TracedStep) -> list[State]:
     names = traced.trace.optimizers
     named = len(names) == len(traced.optimizer_steps)
     groups, stepped = _by_step(traced), _stepped(traced)
-    found, covered = list[State](), set[ParameterKey]()
+    states, covered = list[State](), set[ParameterKey]()
     for step, kept in groups.items():
         whole = _whole_values(kept, _candidates(step, groups, stepped))
         if whole is None:
             return []
         name = names[step] if named and step < len(names) else ""
         size = whole.size // whole.values
-        found.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
+        states.append(State(step, name, whole.values, size, _value_bytes(traced, step)))
         covered |= whole.keys
     # A sum over a weight's rows can have the size of the bias, and then counts as state of the bias. So the
     # parameters with state must have almost all bytes of these layers.
@@ -112,7 +112,7 @@ def kept_states(traced: TracedStep) -> list[State]:
         for key, count in in_layers.items()
         if key in covered or ParameterKey(OUTSIDE, key.size) in covered
     )
-    return found if kept_for >= _ALMOST_ALL * _bytes(in_layers) else []
+    return states if kept_for >= _ALMOST_ALL * _bytes(in_layers) else []
 
 
 def lighter_states(kept: Sequence[State], lighter: LighterOptimizer) -> dict[int, float]:
@@ -122,12 +122,15 @@ def lighter_states(kept: Sequence[State], lighter: LighterOptimizer) -> dict[int
     8 bits keep at most two (for AMSGrad, too).
     """
     if lighter == "momentum":
-        return {one.step: one.parameters for one in kept if one.values >= TWO_MOMENTS}
+        return {state.step: state.parameters for state in kept if state.values >= TWO_MOMENTS}
     if lighter == "no state":
-        return {one.step: 0.0 for one in kept}
+        return {state.step: 0.0 for state in kept}
     return {
-        one.step: min(one.values, TWO_MOMENTS) * one.parameters / one.value_bytes * _EIGHT_BIT
-        for one in kept
+        state.step: min(state.values, TWO_MOMENTS)
+        * state.parameters
+        / state.value_bytes
+        * _EIGHT_BIT
+        for state in kept
     }
 
 
@@ -176,12 +179,12 @@ class _Whole(NamedTuple):
 def _by_step(traced: TracedStep) -> dict[int, Counter[ParameterKey]]:
     """Count the storages of optimizer state, by the optimizer step that last recorded their category."""
     smallest = _smallest(traced)
-    found: dict[int, Counter[ParameterKey]] = {}
+    by_step: dict[int, Counter[ParameterKey]] = {}
     for storage in traced.storages:
         if _is_in_use(traced, storage) and storage.size > smallest:
-            kept = found.setdefault(traced.optimizer_step_at(storage.classified_at), Counter())
+            kept = by_step.setdefault(traced.optimizer_step_at(storage.classified_at), Counter())
             kept[storage.key] += 1
-    return dict(sorted(found.items()))
+    return dict(sorted(by_step.items()))
 
 
 def _value_bytes(traced: TracedStep, step: int) -> int:

@@ -112,10 +112,10 @@ class StepPredictor:
 
     def lighter(self) -> Iterator[str]:
         """Yield the optimizers that could replace those of the step, as in `PlannedChanges.optimizer`."""
-        names = {one.name for one in self._kept}
+        names = {state.name for state in self._kept}
         if len(names) == 1 and self.step.trace.result.device.startswith("cuda"):
             yield from (_IN_8_BITS[name] for name in names if name in _IN_8_BITS)
-        if any(one.values >= optimizers.TWO_MOMENTS for one in self._kept):
+        if any(state.values >= optimizers.TWO_MOMENTS for state in self._kept):
             yield MOMENTUM
         if self._kept:
             yield NO_STATE
@@ -167,6 +167,7 @@ def plan_for_trace(
         if peak is None:
             return None
         margin = _ROUGH * peak + buffers if changes.autocast else _MARGIN * peak
+        # The traced step's own peak is known, so it needs no margin.
         if changes == PlannedChanges():
             margin = 0.0
         return PredictedNeed(peak, round(peak + margin) + besides.size)
@@ -199,7 +200,7 @@ def _parts(step: TracedStep, batch: int | None) -> list[int]:
 
 def _convolves_on_cpu(step: TracedStep) -> bool:
     kinds = {step.kind(call.layer) for call in step.calls}
-    return step.trace.result.device == "cpu" and any(each.startswith("Conv") for each in kinds)
+    return step.trace.result.device == "cpu" and any(kind.startswith("Conv") for kind in kinds)
 
 
 def _remarks(

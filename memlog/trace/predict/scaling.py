@@ -101,10 +101,11 @@ class LstmsOnCpu:
         for (layer, phase), storages in inside.items():
             sizes = parameters.get(layer, ())
             weights = _weights(sizes)
-            copies = [one.in_workspace(phase) for one in weights]
+            copies = [pair.in_workspace(phase) for pair in weights]
             large = [storage for storage in storages if copies and storage.size > min(copies)]
             if not large:
                 continue
+            # The backward pass runs the layers from the last to the first.
             in_order = copies[::-1] if phase == BACKWARD else copies
             if len(large) % len(copies):  # some are not workspaces, and which ones is unknown
                 in_order = [min(copies)]
@@ -117,11 +118,11 @@ def _weights(sizes: Sequence[int]) -> list[_Weights]:
     if len(sizes) < len(_Weights._fields):
         return []
     biases = _Weights(sizes[0], sizes[1]).biases
-    each = 4 if list(sizes[2:4]) == [biases, biases] else 2
-    if len(sizes) % each or not biases:
+    per_layer = 4 if list(sizes[2:4]) == [biases, biases] else 2
+    if len(sizes) % per_layer or not biases:
         return []
-    found = [_Weights(*sizes[at : at + 2]) for at in range(0, len(sizes), each)]
-    return found if all(one.of_state == sizes[1] for one in found) else []
+    weights = [_Weights(*sizes[at : at + 2]) for at in range(0, len(sizes), per_layer)]
+    return weights if all(pair.of_state == sizes[1] for pair in weights) else []
 
 
 _HALF = 0.5
@@ -218,6 +219,7 @@ def _cast(
     if not uses.cast_first or uses.type != WIDE:
         return storage, []
     first = traced.allocated_after(uses.cast_first)
+    # One moment later, because an interval's end does not belong to it.
     last = traced.allocated_after(uses.cast_last) + 1
     in_backward = traced.backward_after(first) < last
     until, copies = last, max(uses.casts, 1)
@@ -305,7 +307,9 @@ def _widened(traced: TracedStep, result: StorageLifetime, at: int) -> StorageLif
 def _backward_into(traced: TracedStep, at: int) -> int:
     """Return the first moment after ``at`` at which a backward pass enters a layer."""
     changes = traced.phase_changes_from(at)
-    inside = (one.at for one in changes if one.phase == BACKWARD and one.layer != OUTSIDE)
+    inside = (
+        change.at for change in changes if change.phase == BACKWARD and change.layer != OUTSIDE
+    )
     return next(inside, traced.length)
 
 
@@ -393,10 +397,14 @@ def accumulating(traced: TracedStep) -> TracedStep:
         if storage.category == GRADIENT and storage.phase == BACKWARD
     ]
     before = [
-        one.changed(begin=traced.between_steps(one.begin).begin, end=one.begin) for one in gradients
+        gradient.changed(begin=traced.between_steps(gradient.begin).begin, end=gradient.begin)
+        for gradient in gradients
     ]
-    new = [one.changed(end=_added_at(traced, one)) for one in gradients]
-    replaced = {one: one.changed(end=end) for one, end in _replaced(traced, gradients).items()}
+    new = [gradient.changed(end=_added_at(traced, gradient)) for gradient in gradients]
+    replaced = {
+        gradient: gradient.changed(end=end)
+        for gradient, end in _replaced(traced, gradients).items()
+    }
     return traced.with_storages(replaced, [*before, *new])
 
 
@@ -421,14 +429,14 @@ def _replaced(
     for storage in gradients:
         time = traced.between_steps(storage.begin).begin, storage.begin
         times.setdefault(storage.key, []).append(time)
-    found = {}
+    ends = {}
     for storage in traced.storages:
         if storage.category == GRADIENT:
             for begin, end in times.get(storage.key, ()):
                 if storage.begin < end and begin < storage.end <= end:
-                    found[storage] = max(begin, storage.begin)
+                    ends[storage] = max(begin, storage.begin)
                     break
-    return found
+    return ends
 
 
 def _copies(traced: TracedStep, lstms: LstmsOnCpu) -> dict[tuple[int, int], set[int]]:
@@ -439,7 +447,7 @@ def _copies(traced: TracedStep, lstms: LstmsOnCpu) -> dict[tuple[int, int], set[
     full size. A layer of `PRODUCTS` that is called once per step has no such gradient. Neither has an LSTM
     of oneDNN.
     """
-    found: dict[tuple[int, int], set[int]] = {}
+    copies: dict[tuple[int, int], set[int]] = {}
     calls = Counter(
         (call.layer, traced.optimizer_step_at(call.begin))
         for call in traced.calls
@@ -451,8 +459,8 @@ def _copies(traced: TracedStep, lstms: LstmsOnCpu) -> dict[tuple[int, int], set[
     repeated = {layer for (layer, _), count in calls.items() if count > 1}
     for layer, sizes in traced.parameters().items():
         halves = {size // 2 for size in sizes} if may_be_half else set()
-        found[layer, FORWARD] = found[layer, RECOMPUTE] = halves | lstms.kept.get(layer, set())
+        copies[layer, FORWARD] = copies[layer, RECOMPUTE] = halves | lstms.kept.get(layer, set())
         is_product = layer in lstms.kept or traced.kind(layer) in PRODUCTS
         once = layer in called - repeated and is_product
-        found[layer, BACKWARD] = halves if once else halves | set(sizes)
-    return found
+        copies[layer, BACKWARD] = halves if once else halves | set(sizes)
+    return copies
