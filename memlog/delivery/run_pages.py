@@ -141,6 +141,7 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
                 HelpersReport(run, bus.publish, diagnostics).publish()
         logging.shutdown()
     finally:
+        # Without Python's exit handlers, which belong to the parent process.
         os._exit(0)
 
 
@@ -203,13 +204,13 @@ class WorstStepGraph:
         """Make a new graph if the worst step has changed since the last call. Never raises."""
         path = self._run.worst_step
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             return  # no step has been traced yet
-        if found.st_mtime_ns != self._seen:
-            self._seen = found.st_mtime_ns
+        if status.st_mtime_ns != self._seen:
+            self._seen = status.st_mtime_ns
             with self._diagnostics.contained("making a flame graph"):
-                self._draw(found.st_size)
+                self._draw(status.st_size)
 
     def _draw(self, size: int) -> None:
         # Imported here: many runs trace nothing, and the import would delay the helper's first sample.

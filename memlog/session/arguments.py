@@ -46,9 +46,9 @@ def require_model(given: Any) -> None:
     """
     parameters = getattr(given, "parameters", None)
     if given is not None and (isinstance(given, type) or not callable(parameters)):
-        what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
         raise ConfigurationError(
-            f"model={what}: pass the torch.nn.Module that you train, or leave it out"
+            f"model={kind}: pass the torch.nn.Module that you train, or leave it out"
         )
 
 

@@ -189,16 +189,16 @@ def print_end(
     else is. If ``one_line``, a verdict without a finding is on one line with the command that shows the run.
     ``has_data``: True if the run has steps or other events.
     """
-    found = None if verdict is None else verdict.finding
-    if one_line and has_data and verdict is not None and found is None and run.path.exists():
+    finding = None if verdict is None else verdict.finding
+    if one_line and has_data and verdict is not None and finding is None and run.path.exists():
         say(f"{verdict.text} Run {run.id}: `{run.command('show')}`")
         return
-    if verdict is not None and (has_data if not silent else found is not None):
+    if verdict is not None and (has_data if not silent else finding is not None):
         position = processes.rank_position() if silent else None
         of = "" if position is None else f"rank {position.rank}: "
         say(f"{of}{verdict.text}")
-        if found is not None and found.remedy:
-            say(f"{of}what to do: {found.remedy}")
+        if finding is not None and finding.remedy:
+            say(f"{of}what to do: {finding.remedy}")
         for title in verdict.parts:
             say(f"{of}also: {title}")
     if not silent:
@@ -214,7 +214,7 @@ def _links(run: RunDirectory, *, has_data: bool) -> list[str]:
     runs = tracker_runs(run) if run.path.exists() else {}
     runs.pop(WEBHOOK, None)
     if runs:
-        return [described(*each) for each in runs.items()]
+        return [described(*entry) for entry in runs.items()]
     return [f"run {run.id}: `{run.command('show')}`"] if has_data and run.path.exists() else []
 
 

@@ -164,16 +164,16 @@ class GrowthSearch:
             return False  # a variable holds it. A collection would take 0.1 s and more
         if self._is_ending and self._inquiry.is_held(growth):
             return False  # a collection would free what the program's functions held
-        found = self._memory.is_garbage(
+        explains = self._memory.is_garbage(
             growth,
             is_confirmed=is_confirmed,
             has_ended=self._is_ending and series in self._suspected,
             is_early=not is_confirmed and self._inquiry.waits,
         )
-        if found:
+        if explains:
             self._freed_at[series] = self._last_step()
             self._publish(Inquiry(now_us(), growth.step, series, searching=False, garbage=True))
-        return found
+        return explains
 
 
 _GARBAGE = 0.25
@@ -187,9 +187,9 @@ class _Garbage:
         self, growth: Suspicion, *, is_confirmed: bool, has_ended: bool, is_early: bool = False
     ) -> bool:
         """Collect garbage. Return True if it explains the growth. After the last step, collect nothing."""
-        found = None if has_ended else collect_garbage(old=is_confirmed and not is_early)
+        collection = None if has_ended else collect_garbage(old=is_confirmed and not is_early)
         rise = growth.rate * (growth.step - growth.since_step)
-        return found is not None and found.freed >= _GARBAGE * rise
+        return collection is not None and collection.freed >= _GARBAGE * rise
 
 
 class _NoInquiry:

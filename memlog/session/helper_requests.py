@@ -261,10 +261,12 @@ class HelperRequests:
             self._verdict = msgspec.json.decode(body, type=RunVerdict)
 
     def _collect_garbage(self) -> None:
-        found, heap = collect_garbage(), read_heap()
-        if found is not None and heap is not None:
+        collection, heap = collect_garbage(), read_heap()
+        if collection is not None and heap is not None:
             self._bus.publish(
-                HeapReading(now_us(), self._last_step(), found.left, heap.idle, found.freed)
+                HeapReading(
+                    now_us(), self._last_step(), collection.left, heap.idle, collection.freed
+                )
             )
 
     def _wait_for_judgement(self, timeout: float, ask: Callable[[], bool]) -> None:
@@ -372,9 +374,9 @@ class StepSearches:
         """Continue the searches after a step. ``event`` is the newest step that was published."""
         with self._diagnostics.contained("searching for what holds memory"):
             if self._early is not None and event is not None and event.step == step:
-                found = self._early.take(event)
-                if found is not None:
-                    self._begin_early(*found)
+                risen = self._early.take(event)
+                if risen is not None:
+                    self._begin_early(*risen)
             watching = self._wasted is not None and self._wasted.watching
             if self._growth is not None and not watching:
                 self._growth.after_step(step, event)

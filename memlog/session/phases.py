@@ -57,9 +57,9 @@ class OpenPhase:
 
     def saw(self, event: Batch | Phase) -> None:
         """Update ``highest`` with the memory in use when the event was made."""
-        for each in main_readings(event):
-            if each.level is not None:
-                self.highest[each.owner] = max(each.level, self.highest.get(each.owner, 0))
+        for reading in main_readings(event):
+            if reading.level is not None:
+                self.highest[reading.owner] = max(reading.level, self.highest.get(reading.owner, 0))
 
 
 class Phases:
@@ -80,7 +80,7 @@ class Phases:
         with self._diagnostics.contained("beginning a phase"):
             thread = threading.get_ident()
             stack = self._open.setdefault(thread, [])
-            phase = OpenPhase(_text(label), tuple(each.label for each in stack))
+            phase = OpenPhase(_text(label), tuple(outer.label for outer in stack))
             stack.append(phase)
             self._reader(thread, len(stack)).read(phase)
         return phase
@@ -88,13 +88,14 @@ class Phases:
     def end_innermost(self, label: object) -> None:
         """End this thread's newest open phase named ``label``, if any, and the phases nested in it."""
         stack, wanted = self._open.get(threading.get_ident(), []), _text(label)
-        self.end(next((each for each in reversed(stack) if each.label == wanted), None))
+        self.end(next((opened for opened in reversed(stack) if opened.label == wanted), None))
 
     def end(self, phase: object, error: str | None = None) -> None:
         """End a phase that `begin` returned, and the phases nested in it. Ignore a phase that has ended.
 
         ``error`` is the type of the exception that ended the phase; ``None``: no exception.
         """
+        # A copy, because `_end_from` removes entries, and other threads can begin phases.
         for thread, stack in list(self._open.items()):
             if phase in stack:
                 self._end_from(thread, stack.index(phase), error)
@@ -112,7 +113,7 @@ class Phases:
 
     def open_labels(self) -> list[str]:
         """Return the names of this thread's open phases, the outermost first."""
-        return [each.label for each in self._open.get(threading.get_ident(), ())]
+        return [opened.label for opened in self._open.get(threading.get_ident(), ())]
 
     def end_all(self) -> None:
         for thread in list(self._open):
@@ -128,6 +129,7 @@ class Phases:
     def _end_from(self, thread: int, depth: int, error: str | None) -> None:
         stack = self._open[thread]
         while len(stack) > depth:
+            # Before the phase is removed: the reader belongs to the depth at which the phase began.
             reader = self._reader(thread, len(stack))
             phase = stack.pop()
             with self._diagnostics.contained("ending a phase"):

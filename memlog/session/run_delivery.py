@@ -152,6 +152,8 @@ class RunDelivery:
             waiting = Waiting(self._run, timeout, self._diagnostics, quiet=not self._has_trackers)
             outcome = self.helper.last_helper().finish(message, timeout, waiting)
         finally:
+            # Also after an interruption: otherwise the threads would not learn that the journal is
+            # complete.
             for thread in threads:
                 thread.complete()
         for thread in threads:

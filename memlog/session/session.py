@@ -67,10 +67,10 @@ class SessionDisplay:
         from memlog.journal import RunDirectory  # noqa: PLC0415
         from memlog.journal.run_names import tracker_runs  # noqa: PLC0415
 
-        found = tracker_runs(RunDirectory(directory)) if directory.exists() else {}
-        waiting = [name for name in self.settings.backends if name not in {LOCAL, *found}]
+        runs = tracker_runs(RunDirectory(directory)) if directory.exists() else {}
+        waiting = [name for name in self.settings.backends if name not in {LOCAL, *runs}]
         return [
-            *(f"{name} run {each.name or each.run_id!r}" for name, each in found.items()),
+            *(f"{name} run {run.name or run.run_id!r}" for name, run in runs.items()),
             *(f"no {name} run yet" for name in waiting),
         ]
 

@@ -128,7 +128,7 @@ class UnmarkedPhases:
             self._end_evaluation()
         if self._evaluated is not None or step is None or self._claimed() or not model.training:
             return
-        if not any(each.requires_grad for each in model.parameters()):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return
         phase = self._phases().begin(_EVALUATION)
         if phase is not None:

@@ -46,6 +46,7 @@ def let_go() -> None:
     """Suppress Python's warning about helpers that still run when this process ends."""
     for process in _outliving:
         if process.poll() is None:
+            # `Popen.__del__` warns about a process without a return code.
             process.returncode = 0
 
 
@@ -83,7 +84,9 @@ class HelperProcess:
             folder = Path(begin.run_directory)
             os.set_blocking(self._pipe.number, False)
             fd = None if listener is None else listener.fd
-            shared = [each for each in (fd, begin.requests_fd) if each is not None]
+            shared = [
+                descriptor for descriptor in (fd, begin.requests_fd) if descriptor is not None
+            ]
             self.process = _start(folder, theirs, shared)
             self.send(msgspec.structs.replace(begin, alerts_fd=fd))
         if listener is not None:
@@ -371,6 +374,7 @@ class SupervisedHelper:
             unsent = self._sent[count:]
             helper.send_all(unsent)
             count += len(unsent)
+            # Checked under the lock, because a message that was added meanwhile must be sent first.
             with self._lock:
                 if count == len(self._sent) and not self._over.is_set():
                     self.current, self.is_away, self.changed = helper, False, True

@@ -61,20 +61,20 @@ def _command(trainer: int) -> str | None:
 
 def _repository(folder: Path) -> tuple[str | None, str | None]:
     """Return a folder's path within its git repository, and the commit; two ``None`` outside repositories."""
-    found = _git(folder, "rev-parse", "--show-prefix", "HEAD")
-    if found is None:
+    output = _git(folder, "rev-parse", "--show-prefix", "HEAD")
+    if output is None:
         return None, None
     # The prefix may contain line breaks; the commit does not.
-    prefix, _, commit = found.removesuffix("\n").rpartition("\n")
+    prefix, _, commit = output.removesuffix("\n").rpartition("\n")
     return prefix.rstrip("/") or ".", commit
 
 
 def _is_changed(folder: Path) -> bool | None:
     # Not `git diff`, which may write the index.
-    found = _git(
+    output = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"
     )
-    return None if found is None else found != ""
+    return None if output is None else output != ""
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -74,7 +74,7 @@ def judge_growth(run: RunDirectory, bus: EventBus, diagnostics: Diagnostics) -> 
 
 def _predicted(run: RunDirectory, state: FinalState, diagnostics: Diagnostics) -> Prediction | None:
     """Predict savings in the worst traced step; ``None`` if no step was traced."""
-    found: Prediction | None = None
+    prediction: Prediction | None = None
     with diagnostics.contained("predicting what would help"), suppress(TraceNotFoundError):
         event, trace = read_worst_step(run)
         if state.failure is not None and not is_of_device(event, state.failure.device):
@@ -83,8 +83,8 @@ def _predicted(run: RunDirectory, state: FinalState, diagnostics: Diagnostics) -
             # The trainer was killed in its second step, before it could publish the first one's trace.
             state.trace = event
         predicted, standing = advise_on(run, event, trace)
-        found = Prediction(predicted, event.step, standing)
-    return found
+        prediction = Prediction(predicted, event.step, standing)
+    return prediction
 
 
 def _publish(

@@ -182,6 +182,7 @@ class Helper:
             return
         faults = self._diagnostics.faults.total()
         self._report.publish()
+        # If the report failed, the health event has to count that error, too.
         if self._diagnostics.faults.total() != faults:
             self._publish_health(unjudged)
 
@@ -269,7 +270,8 @@ class Helper:
     def _is_told(self, bindings: Mapping[str, Binding]) -> bool:
         """Return True if the trainer's messages about these runs were read."""
         return all(
-            (backend, each.run_id, each.offset) in self._told for backend, each in bindings.items()
+            (backend, binding.run_id, binding.offset) in self._told
+            for backend, binding in bindings.items()
         )
 
     def _settle(self, message: protocol.Settle) -> None:

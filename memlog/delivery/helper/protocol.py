@@ -198,12 +198,13 @@ class RequestReader:
         data = self._between(self.seen, written)
         whole = data.rfind(b"\n") + 1  # an incomplete line is read at the next call
         self.seen += whole
+        # Not earlier: from now on, the helper can overwrite these bytes.
         self.words[_READ] = self.seen
-        found = []
+        requests = []
         for line in data[:whole].split(b"\n")[:-1]:
             with suppress(msgspec.MsgspecError):
-                found.append(_decode_request(line))
-        return found
+                requests.append(_decode_request(line))
+        return requests
 
     def tell(self, state: int) -> None:
         """Tell the helper the run's state."""
@@ -252,6 +253,7 @@ class RequestWriter:
         """Write the requests that wait for room."""
         while self._waiting and self._words is not None and self._map is not None:
             line, written = self._waiting[0], self._words[_WRITTEN]
+            # Such a line would never fit.
             if len(line) > _RING:
                 self._waiting.popleft()
                 continue
@@ -261,6 +263,7 @@ class RequestWriter:
             head = line[: SIZE - begin]
             self._map[begin : begin + len(head)] = head
             self._map[_WORDS : _WORDS + len(line) - len(head)] = line[len(head) :]
+            # Stored last, so that the reader sees only whole lines.
             self._words[_WRITTEN] = written + len(line)
             self._waiting.popleft()
 

@@ -370,8 +370,8 @@ def publish_afterwards(run: RunDirectory) -> None:
         return
     with diagnostics.contained("combining the ranks' memory"):
         with HelperLock(run) as is_free:
-            found = Training(run, own).search()
-            if not is_free or min(found) != own.position.rank or _is_complete(run, found):
+            runs = Training(run, own).search()
+            if not is_free or min(runs) != own.position.rank or _is_complete(run, runs):
                 return
             journal = RankJournal(run, own, header.begun_us, header.initial_step, diagnostics)
             journal.publish_rest()
@@ -382,13 +382,13 @@ def publish_afterwards(run: RunDirectory) -> None:
 
 def _is_complete(run: RunDirectory, found: Mapping[int, RunDirectory]) -> bool:
     """Return True if the journal about all ranks is complete, or can't be completed yet."""
-    if any(each.is_alive() for each in found.values()):
+    if any(other.is_alive() for other in found.values()):
         return True
     events = list(run.events(ROLE))
     steps = max((event.step for event in events if isinstance(event, Ranks)), default=None)
     if any(isinstance(event, RankFailure) for event in events):
         return True
-    ends = [each.end() for each in found.values()]
+    ends = [other.end() for other in found.values()]
     are_good = all(end is not None and end.status == "finished" for end in ends)
     return are_good and steps == last_step(run)
 

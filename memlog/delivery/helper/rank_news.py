@@ -339,6 +339,7 @@ def doubt_about(
     for rank, reader in readers.items():
         known = unsteady(reader.levels)
         if rank != own_rank and not reader.has_finding and known is not None and known[1].rise > 0:
+            # Negative, so that the largest rise comes first.
             rises.append((-known[1].rise, rank))
     with diagnostics.contained("judging another rank's memory"):
         for _, rank in sorted(rises)[:1]:
@@ -406,7 +407,7 @@ def _wait_for_report(
 
 def _copies(run: RunDirectory, other: RunDirectory, rank: int) -> Iterator[Artifact]:
     """Copy another rank's report, and the files that show what held its memory, into this run."""
-    newest = {each.name: each for each in other.events() if isinstance(each, Artifact)}
+    newest = {event.name: event for event in other.events() if isinstance(event, Artifact)}
     names: dict[str, str] = {}
     for artifact in newest.values():
         path = artifact_path(other, artifact)

@@ -165,12 +165,15 @@ def _levels(event: Event) -> dict[str, float] | None:
         }
     if isinstance(event, Phase):
         return {
-            f"{event.label} {each.name}": float(each.peak)
-            for each in readings(event)
-            if each.peak is not None
+            f"{event.label} {reading.name}": float(reading.peak)
+            for reading in readings(event)
+            if reading.peak is not None
         }
     if isinstance(event, (Recorded, Scope)):
-        found = changes(event) if isinstance(event, Scope) else main_readings(event)
-        sizes = {each.name: each.level if each.device is None else each.peak for each in found}
+        recorded = changes(event) if isinstance(event, Scope) else main_readings(event)
+        sizes = {
+            reading.name: reading.level if reading.device is None else reading.peak
+            for reading in recorded
+        }
         return {name: float(size) for name, size in sizes.items() if size is not None}
     return None

@@ -66,10 +66,10 @@ class DevicesInUse:
 
     def take_step(self, event: Batch) -> None:
         """Store the bytes that the trainer's allocator holds on each device at the end of a step."""
-        for each in readings(event):
-            if each.name.endswith(RESERVED):
-                _, before = self._reserved.get(each.owner, (None, None))
-                self._reserved[each.owner] = before, each.level
+        for reading in readings(event):
+            if reading.name.endswith(RESERVED):
+                _, before = self._reserved.get(reading.owner, (None, None))
+                self._reserved[reading.owner] = before, reading.level
 
     def read(
         self, nvml: Nvml, trainer: int, children: Collection[int] = ()
@@ -78,7 +78,7 @@ class DevicesInUse:
 
         ``trainer`` and ``children`` are process ids: of the training process, and of its descendants.
         """
-        found = []
+        uses = []
         for name, device in self._devices.items():
             # The driver does not tell the memory of devices that share the host's.
             if device.uuid is None or device.shares_host:
@@ -86,8 +86,8 @@ class DevicesInUse:
             used = nvml.read(device.uuid, device.capacity)
             if used is not None:
                 others = _of_others(nvml.processes(device.uuid), trainer, children)
-                found.append(DeviceUse(name, used, self._other(name, used), others))
-        return tuple(found)
+                uses.append(DeviceUse(name, used, self._other(name, used), others))
+        return tuple(uses)
 
     def _other(self, name: str, used: int) -> int | None:
         # `used` was read after `held`. The allocator may have reserved or released memory in between. So the
@@ -98,9 +98,11 @@ class DevicesInUse:
 
 def _of_others(found: Sequence[ProcessUse], trainer: int, children: Collection[int]) -> int | None:
     """Return the bytes of processes outside the training; ``None`` if unknown."""
-    if all(each.pid != trainer for each in found):
+    if all(process.pid != trainer for process in found):
         return None  # in a container, the driver's ids can be those of other processes here
-    others = [each.used for each in found if each.pid != trainer and each.pid not in children]
+    others = [
+        process.used for process in found if process.pid != trainer and process.pid not in children
+    ]
     known = [used for used in others if used is not None]
     return sum(known) if len(known) == len(others) else None
 

@@ -129,6 +129,7 @@ def send(
                 sent(_show_alerts(sink(target or None), waiting))
             except RunRefusedError as error:
                 refused(target or None, error)
+    # A copy, because the loop removes sent files from the list.
     for outgoing in list(outbox.artifacts):
         try:
             lost = _store(sink, outgoing, artifact_files)

@@ -103,11 +103,14 @@ class UploadWorker:
     def _deliver_until_complete(self) -> None:
         pause, complete, logged = INTERVAL, False, ""
         while True:
+            # Cleared before the work, so that a call that comes during the work wakes the thread
+            # again.
             self._wake.clear()
             if self._complete.is_set() and not complete:
                 # The user waits in `finish`: after a failure, the next attempt comes soon.
                 complete, pause = True, INTERVAL
             try:
+                # Copied before the delivery, which then covers all of them.
                 settling = list(self._settling)
                 self.uploader.deliver(complete=complete)
                 for settle in settling:

@@ -54,6 +54,7 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
     if not getattr(sink, "takes_points", True):
         cursor.pending, cursor.parameters = [], []
     tally: Counter[str] = Counter()
+    # The sink counts since it was opened, so only the difference belongs to this call.
     tally.subtract(sink.dropped)
     for parameters in cursor.parameters:
         try:
@@ -67,6 +68,7 @@ def send_pending(sink: Sink, cursor: Cursor, *, is_content: bool) -> Counter[str
         _send(sink, batch, tally, is_content=is_content)
     cursor.pending, cursor.parameters = [], []
     tally.update(sink.dropped)
+    # Without the counts that are 0.
     return +tally
 
 
