@@ -68,11 +68,11 @@ def reason_of(text: str) -> str | None:
 
 def address_in(text: str) -> str | None:
     """Return the unreachable server's address from a client's message; ``None`` if the message names none."""
-    found = _POOL.search(text)
-    if found is None:
+    match = _POOL.search(text)
+    if match is None:
         return None
-    host = f"[{found['host']}]" if ":" in found["host"] else found["host"]  # IPv6
-    return f"http{'s' if found['secure'] else ''}://{host}:{found['port']}"
+    host = f"[{match['host']}]" if ":" in match["host"] else match["host"]  # IPv6
+    return f"http{'s' if match['secure'] else ''}://{host}:{match['port']}"
 
 
 def does_not_answer(tracker: str, address: str | None, text: str, reason: str) -> str:
@@ -146,8 +146,8 @@ def is_same_place(named: str, known: str | None) -> bool:
     bare = bare_address(known)
     if named == known or named.rstrip("/") == bare.rstrip("/"):
         return True
-    found = origin(named)
-    return found is not None and found == origin(bare)
+    place = origin(named)
+    return place is not None and place == origin(bare)
 
 
 def withheld(
@@ -182,12 +182,12 @@ def is_other_file(address: str | None, scope: CredentialScope, trusted: Iterable
 
 def path_of(address: str) -> Path | None:
     """Return the file or folder that ``address`` names; ``None`` for any other address."""
-    found = _FILE.match(address)
-    if found is None and _SCHEME.match(address):
+    match = _FILE.match(address)
+    if match is None and _SCHEME.match(address):
         return None
-    path = address[found.end() if found else 0 :].partition("?")[0]
+    path = address[match.end() if match else 0 :].partition("?")[0]
     # Without links and dots, so that one file has one path.
-    return Path(unquote(path) if found else path).expanduser().resolve()
+    return Path(unquote(path) if match else path).expanduser().resolve()
 
 
 def origin(address: str) -> tuple[str, str, int] | None:
@@ -312,6 +312,7 @@ class _TimedReader(io.RawIOBase):
         left = self._patience + self._received / RATE - spent
         if left <= 0:
             raise TimeoutError(f"the answer is too slow: {self._received:,} bytes in {spent:.0f} s")
+        # The client's own limit, which holds again after this read.
         before = self._sock.gettimeout()
         self._sock.settimeout(min(left, self._patience))
         try:

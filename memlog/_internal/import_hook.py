@@ -34,6 +34,7 @@ class ImportWatch:
         """Return a watched module's spec, whose loader calls the callback; ``None`` for other modules."""
         if fullname not in self._names:
             return None
+        # The other finders find the module. This one only wraps the loader of their spec.
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)

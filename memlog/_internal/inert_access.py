@@ -49,8 +49,8 @@ _LONGEST: Final = 60
 
 def bases(kind: type) -> tuple[type, ...]:
     """Return a class and its bases in method resolution order."""
-    found: tuple[type, ...] = _mro(kind)
-    return found
+    order: tuple[type, ...] = _mro(kind)
+    return order
 
 
 def is_kind(value: object, kind: type) -> bool:
@@ -67,7 +67,7 @@ def shown(text: object) -> str:
     """Return a ``str`` as one printable line, cut to `_LONGEST` characters. Return ``""`` for other types."""
     if type(text) is not str:
         return ""
-    clean = "".join(one if one.isprintable() else "?" for one in text[: _LONGEST + 1])
+    clean = "".join(char if char.isprintable() else "?" for char in text[: _LONGEST + 1])
     return clean if len(clean) <= _LONGEST else f"{clean[:_LONGEST]}…"
 
 
@@ -79,9 +79,10 @@ def container_base(value: object) -> type | None:
 def container_kind(kind: type) -> type | None:
     """Return the type that `container_base` returns for instances of ``kind``."""
     for base in bases(kind):
-        for one in CONTAINERS:  # compared by identity: a metaclass may define __eq__ and __hash__
-            if base is one:
-                return one
+        for container in CONTAINERS:
+            # Compared by identity: a metaclass may define __eq__ and __hash__.
+            if base is container:
+                return container
     return None
 
 
@@ -104,9 +105,9 @@ def own_method(value: object, name: str) -> Any:
         AttributeError: There is no such method.
     """
     for base in bases(type(value)):
-        found = class_namespace(base).get(name)
-        if type(found) is MethodDescriptorType:
-            return found.__get__(value)
+        method = class_namespace(base).get(name)
+        if type(method) is MethodDescriptorType:
+            return method.__get__(value)
     raise AttributeError(name)
 
 
@@ -118,16 +119,16 @@ def values_in(value: object, limit: int) -> Iterator[object]:
     waiting = [value]
     while waiting and limit > 0:
         limit -= 1
-        one: Any = waiting.pop()
-        kinds = bases(type(one))
+        item: Any = waiting.pop()
+        kinds = bases(type(item))
         if any(kind is dict for kind in kinds):
-            waiting += itertools.islice(dict.values(one), limit)
+            waiting += itertools.islice(dict.values(item), limit)
         elif any(kind is tuple for kind in kinds):
-            waiting += itertools.islice(tuple.__iter__(one), limit)
+            waiting += itertools.islice(tuple.__iter__(item), limit)
         elif any(kind is list for kind in kinds):
-            waiting += itertools.islice(list.__iter__(one), limit)
+            waiting += itertools.islice(list.__iter__(item), limit)
         else:
-            yield one
+            yield item
 
 
 def instance_dict(value: object) -> dict[Any, Any] | None:
@@ -138,10 +139,10 @@ def instance_dict(value: object) -> dict[Any, Any] | None:
             if type(descriptor) is not GetSetDescriptorType:
                 return None
             try:
-                found = descriptor.__get__(value)
+                namespace = descriptor.__get__(value)
             except AttributeError:
                 return None
-            return found if type(found) is dict else None
+            return namespace if type(namespace) is dict else None
     return None
 
 
@@ -150,8 +151,8 @@ def module_namespace(name: object) -> dict[str, Any]:
     module = sys.modules.get(name) if type(name) is str else None
     if module is None or not is_kind(module, ModuleType):
         return {}
-    found = _module_dict(module)  # `instance_dict` does not know a module's descriptor
-    return found if type(found) is dict else {}
+    namespace = _module_dict(module)  # `instance_dict` does not know a module's descriptor
+    return namespace if type(namespace) is dict else {}
 
 
 def module_file(name: object) -> str:
@@ -180,8 +181,8 @@ def attribute_name(owner: object, value: object) -> str | None:
 def key_of(mapping: dict[Any, Any], value: object) -> str | None:
     """Return the string key under which a mapping refers to ``value``; ``None`` if there is none."""
     try:
-        for key, one in dict.items(mapping):
-            if one is value and type(key) is str:
+        for key, held in dict.items(mapping):
+            if held is value and type(key) is str:
                 return shown(key)
     except RuntimeError:  # another thread changed the mapping meanwhile
         return None
@@ -226,12 +227,18 @@ def _uses_locals(code: CodeType) -> bool:
         return True
     if not any(name in names for name in (*_USES_LOCALS, *_USES_LOCALS_ALONE)):
         return False
-    instructions = [one for one in dis.get_instructions(code) if one.opname not in _PREPARES]
-    for one, following in itertools.pairwise(instructions):
-        if one.opname not in _LOADS:
+    instructions = [
+        instruction
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in _PREPARES
+    ]
+    for instruction, following in itertools.pairwise(instructions):
+        if instruction.opname not in _LOADS:
             continue
         takes_nothing = following.opname.startswith("CALL") and following.arg == 0
-        if one.argval in _USES_LOCALS or (one.argval in _USES_LOCALS_ALONE and takes_nothing):
+        if instruction.argval in _USES_LOCALS or (
+            instruction.argval in _USES_LOCALS_ALONE and takes_nothing
+        ):
             return True
     return False
 
@@ -261,13 +268,13 @@ def tracked_objects(
     every, again = (chain.from_iterable(islice(twice, 1)) for _ in range(2))
     is_wanted = wanted(map(type, again))
     # The last two parts yield nothing. They exhaust the iterators, which otherwise would keep the list.
-    found = list(chain(compress(every, is_wanted), twice, compress(is_wanted, ())))
+    tracked = list(chain(compress(every, is_wanted), twice, compress(is_wanted, ())))
     # The new list is tracked, too. The collector yields young objects first.
-    for place, one in enumerate(found):
-        if one is found:
-            del found[place]
+    for place, listed_object in enumerate(tracked):
+        if listed_object is tracked:
+            del tracked[place]
             break
-    return found
+    return tracked
 
 
 def referrers(one: object) -> list[Any]:

@@ -27,7 +27,7 @@ def overwriting(folder: Path = _FOLDER) -> str | None:
     with suppress(OSError):
         for entry in os.listdir(folder):  # noqa: PTH208 - a path object for each entry would take longer
             name, _, rest = entry.partition("-")
-            kind = next((each for each in _KINDS if rest.endswith(each)), None)
+            kind = next((ending for ending in _KINDS if rest.endswith(ending)), None)
             if kind is not None and name.lower() == "memlog":
                 return f"{name} {rest.removesuffix(kind).partition('-')[0]}"
     return None

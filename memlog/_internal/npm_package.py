@@ -121,11 +121,11 @@ class NpmPackage:
     def _verify(self, tarball: Path) -> None:
         """Raise `FetchError` if a tarball's hash is not `integrity`."""
         digest = hashlib.sha512(tarball.read_bytes()).digest()
-        found = f"sha512-{base64.b64encode(digest).decode()}"
-        if found != self.integrity:
+        actual = f"sha512-{base64.b64encode(digest).decode()}"
+        if actual != self.integrity:
             raise FetchError(
                 f"npm fetched a file that is not {self.name} {self.version}, so memlog does not use it "
-                f"(its hash is {found})",
+                f"(its hash is {actual})",
                 "check which registry npm uses (`npm config get registry`)",
             )
 
@@ -168,13 +168,14 @@ class NpmPackage:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise FetchError(f"npm failed: {error}") from error
-        found = sorted(folder.glob("*.tgz"))
-        if done.returncode != 0 or len(found) != 1:
+        # npm chooses the tarball's name.
+        tarballs = sorted(folder.glob("*.tgz"))
+        if done.returncode != 0 or len(tarballs) != 1:
             raise FetchError(
                 f"npm could not fetch {self.name} {self.version} (exit {done.returncode})"
                 f"{_reason(done.stderr)}"
             )
-        return found[0]
+        return tarballs[0]
 
     def _unpack(self, archive: tarfile.TarFile, target: Path) -> str | None:
         """Write the wanted files, and return the text of the package's own licence."""

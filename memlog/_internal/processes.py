@@ -170,16 +170,16 @@ def described() -> dict[str, str]:
     If `rank_position` returns ``None``, return the values of torchrun's variables, or nothing if they are not
     set.
     """
-    found = rank_position()
-    if found is None:
+    position = rank_position()
+    if position is None:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
         values = {name: os.environ.get(name) for name in names} if "RANK" in os.environ else {}
     else:
         values = {
-            "rank": str(found.rank),
-            "world_size": str(found.world_size),
-            "local_rank": None if found.local_rank is None else str(found.local_rank),
-            "restart": str(found.restart) if found.restart else None,
+            "rank": str(position.rank),
+            "world_size": str(position.world_size),
+            "local_rank": None if position.local_rank is None else str(position.local_rank),
+            "restart": str(position.restart) if position.restart else None,
             "TORCHELASTIC_RUN_ID": os.environ.get("TORCHELASTIC_RUN_ID"),
         }
     return {name.lower(): value for name, value in values.items() if value}
@@ -187,8 +187,8 @@ def described() -> dict[str, str]:
 
 def is_first() -> bool:
     """Return True if this process trains alone or has rank 0."""
-    found = rank_position()
-    return found is None or found.rank == 0
+    position = rank_position()
+    return position is None or position.rank == 0
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

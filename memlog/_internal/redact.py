@@ -137,7 +137,7 @@ def without_credentials(text: str) -> str:
     first call `remember` with the address.
     """
     if _known is not None:
-        text = _known.sub(lambda found: "" if found[0].endswith("@") else "***", text)
+        text = _known.sub(lambda match: "" if match[0].endswith("@") else "***", text)
     of_environment = _environment_secrets()
     if of_environment:
         text = _environment_pattern(of_environment).sub("***", text)
@@ -149,7 +149,7 @@ def without_credentials(text: str) -> str:
         text = pattern.sub(r"\g<name>***", text)
     text = _TOKEN.sub("***", text)
     text = _HEADER.sub(
-        lambda found: f"{found['name'] or found['login'] or found['cookie']}***", text
+        lambda match: f"{match['name'] or match['login'] or match['cookie']}***", text
     )
     text = _without_settings(text, _is_value_in_text)
     return _SAID.sub(_without_said, text)
@@ -203,12 +203,12 @@ def _shown_argument(argument: str) -> str:
         and is_opaque(argument.partition(":")[2])
     ):
         return f"{shlex.quote(argument.partition(':')[0])}:***"
-    found = _ASSIGNED.fullmatch(argument)
-    if found is not None:
-        name, value = found["name"], found["value"]
+    assigned = _ASSIGNED.fullmatch(argument)
+    if assigned is not None:
+        name, value = assigned["name"], assigned["value"]
         if _has_secret(name, value) if _is_list(value) else is_secret_option(name, value.strip()):
-            return f"{shlex.quote(name)}{found['sign']}***"
-        if found["sign"] == "=" and _LOGIN.match(name) and _is_value(name, value):
+            return f"{shlex.quote(name)}{assigned['sign']}***"
+        if assigned["sign"] == "=" and _LOGIN.match(name) and _is_value(name, value):
             return f"{shlex.quote(name)}={shlex.quote(value.partition(':')[0])}:***"
     # In a list of settings, such as logger={api_key:…}, a name is enough.
     bare = _without_settings(argument, _is_option)
@@ -218,15 +218,15 @@ def _shown_argument(argument: str) -> str:
 def _without_settings(text: str, is_secret: Callable[[str, str], bool]) -> str:
     """Return ``text`` without the values of settings for which ``is_secret(name, value)`` is true."""
     shown, kept = [], 0
-    found = _SETTING.search(text)
-    while found is not None:
-        end = found.end()
-        value = _VALUE.match(text, end) if secrecy(found["name"]) else None
-        if value is not None and not value[0].startswith("***") and is_secret(found[0], value[0]):
+    setting = _SETTING.search(text)
+    while setting is not None:
+        end = setting.end()
+        value = _VALUE.match(text, end) if secrecy(setting["name"]) else None
+        if value is not None and not value[0].startswith("***") and is_secret(setting[0], value[0]):
             shown += [text[kept:end], "***"]
             more = _MORE.match(text, value.end()) if value["bare"] else None
             kept = end = value.end() if more is None else more.end()
-        found = _SETTING.search(text, end)
+        setting = _SETTING.search(text, end)
     return "".join([*shown, text[kept:]])
 
 
@@ -303,7 +303,7 @@ def remember(*addresses: str | None) -> None:
     """
     global _remembered, _known  # noqa: PLW0603 - replaced when there is a new pattern
     new = [
-        found for address in addresses for found in islice(_patterns(address or ""), _MAX_PATTERNS)
+        spelt for address in addresses for spelt in islice(_patterns(address or ""), _MAX_PATTERNS)
     ]
     if not set(new) <= set(_remembered):
         kept = [pattern for pattern in _remembered if pattern not in new]
@@ -337,7 +337,7 @@ def _user_patterns(spelling: str) -> Iterator[str]:
 
     A password may contain an @, so each @ could be the end of the password. The last @ is tried first.
     """
-    for at in reversed([found.start() for found in re.finditer("@", spelling)]):
+    for at in reversed([match.start() for match in re.finditer("@", spelling)]):
         user = spelling[:at]
         _, colon, password = user.partition(":")
         if colon:
@@ -351,8 +351,8 @@ def _user_patterns(spelling: str) -> Iterator[str]:
 def _settings(spelling: str) -> Iterator[str]:
     """Yield the secrets in an address's query, and in a connection string inside the address."""
     for pattern in (_QUERY, _PART):
-        for found in pattern.finditer(spelling.translate(_SOLID)):
-            yield found[0].removeprefix(found["name"]).translate(_LOOSE)
+        for match in pattern.finditer(spelling.translate(_SOLID)):
+            yield match[0].removeprefix(match["name"]).translate(_LOOSE)
 
 
 def _secret_pattern(secret: str) -> Iterator[str]:

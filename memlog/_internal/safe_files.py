@@ -115,6 +115,7 @@ def _parent(root: Path, name: str, *, make: bool = False) -> Iterator[tuple[int,
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=folder)
+            # The next folder is looked up in the open one, so the open one is closed only then.
             below = _opened(part, _FOLDER | os.O_NOFOLLOW, folder, root / part)
             os.close(folder)
             folder = below

@@ -17,9 +17,10 @@ class _Pattern:
         self._text, self._flags = text, flags
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(re.compile(self._text, self._flags), name)  # `re` keeps compiled patterns
-        setattr(self, name, found)
-        return found
+        # `re` keeps compiled patterns.
+        attribute = getattr(re.compile(self._text, self._flags), name)
+        setattr(self, name, attribute)
+        return attribute
 
 
 _PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -91,14 +92,14 @@ def secrecy(name: str) -> int:
     if any(re.fullmatch("(?i)secrets?|credentials?", group) for group in groups):
         return CERTAIN
     parts = [part.lower() for part in _PART.findall(last)]
-    found = [_part_secrecy(parts, index) for index in range(len(parts))]
-    return max(found, default=0)
+    levels = [_part_secrecy(parts, index) for index in range(len(parts))]
+    return max(levels, default=0)
 
 
 def _part_secrecy(parts: list[str], index: int) -> int:
     part = parts[index]
     before = parts[index - 1] if index else ""
-    after = [each for each in parts[index + 1 :] if not each.isdigit()]
+    after = [later for later in parts[index + 1 :] if not later.isdigit()]
     if _CERTAIN.search(part):
         counted = before in {"num", "n", "max", "min", "total", "no"}
         is_address = part.startswith("webhook") and _ADDRESSES.issuperset(after)
@@ -121,10 +122,10 @@ def is_secret_option(name: str, value: str) -> bool:
 
     The number of a plural (``--tokens 512``) and a switch (``--auth true``) are no secrets.
     """
-    found = secrecy(name)
-    if not found or _NO_SECRET.match(value):
+    level = secrecy(name)
+    if not level or _NO_SECRET.match(value):
         return False
-    if found == LIKELY and (
+    if level == LIKELY and (
         _SHORT_NUMBER.match(value) or (_OF_DATA.search(name) and _NAME.match(value))
     ):
         return False
@@ -159,13 +160,13 @@ def is_secret_variable(name: str, value: str) -> bool:
     That needs a secret's name, at least 8 characters, and no ordinary content: a word, a number, a path or an
     address. A value with an ordinary content could be a part of many texts.
     """
-    found = secrecy(name)
-    if not found or name.upper() in {"PWD", "OLDPWD"} or len(value) < _SHORTEST:
+    level = secrecy(name)
+    if not level or name.upper() in {"PWD", "OLDPWD"} or len(value) < _SHORTEST:
         return False
     if _NO_SECRET.match(value) or (_NUMBER.match(value) and len(value) < 2 * _SHORTEST):
         return False
     is_word = len(value) < 2 * _SHORTEST and _ONE_WORD.match(value)
-    if is_word or (found != CERTAIN and _WORDS.match(value)):
+    if is_word or (level != CERTAIN and _WORDS.match(value)):
         return False
     is_path = value[0] in "/~." or value[1:3] in (":\\", ":/")
     if is_path and not re.fullmatch(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/=]{30,}", value):

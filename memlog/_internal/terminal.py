@@ -60,6 +60,7 @@ def _write(stream: TextIO | None, text: str) -> None:
     try:
         stream.write(f"{text}\n")
     except UnicodeEncodeError:
+        # The stream's encoding lacks a character. A question mark takes its place.
         encoding = stream.encoding or "ascii"
         stream.write(f"{text}\n".encode(encoding, "replace").decode(encoding))
 

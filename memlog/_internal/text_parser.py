@@ -158,7 +158,7 @@ def read_size(size: str | int) -> int:
     number = reader.take()
     if number.kind != "number":
         raise reader.error("write a size such as 80 GiB", number)
-    found = reader.size(number)
+    size_bytes = reader.size(number)
     if reader.next.kind != "end":
         raise reader.error("write nothing behind the size")
-    return int(found)
+    return int(size_bytes)

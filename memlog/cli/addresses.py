@@ -73,7 +73,7 @@ class Guard:
         """
         named = filter(None, (self._scope.address, *self._trusted))
         allowed = (Path.cwd(), *map(Path, named))
-        if not any(Path(folder).resolve().is_relative_to(one.resolve()) for one in allowed):
+        if not any(Path(folder).resolve().is_relative_to(base.resolve()) for base in allowed):
             raise self._refused(folder)
 
     def _refused(self, path: str) -> UntrustedAddressError:

@@ -103,13 +103,13 @@ def advice_for_run(run: RunDirectory, fit: str | None) -> RunAdvice:
         TraceNotFoundError: No step of the run was traced.
     """
     memory = None if fit is None else read_size(fit)
-    found, event, trace = _worst_step(run)
-    longest = summarize(found).longest_batch
-    advice, standing = advise_on(found, event, trace)
+    worst_run, event, trace = _worst_step(run)
+    longest = summarize(worst_run).longest_batch
+    advice, standing = advise_on(worst_run, event, trace)
     plan = None
     if memory is not None:
-        plan = plan_for_run(found, event, trace, memory, standing, longest)
-    return RunAdvice(SCHEMA, found.id, event.step, advice, standing, longest, plan)
+        plan = plan_for_run(worst_run, event, trace, memory, standing, longest)
+    return RunAdvice(SCHEMA, worst_run.id, event.step, advice, standing, longest, plan)
 
 
 def _worst_step(run: RunDirectory) -> tuple[RunDirectory, Trace, RecordedTrace]:
@@ -171,9 +171,9 @@ def _print_holders(console: Console, advice: Advice) -> None:
 
 def print_hints(console: Console, hints: Sequence[Hint]) -> None:
     """Print a table of changes. Columns: predicted peak, saved bytes, and added time if any was measured."""
-    what, timed = "what would help", any(hint.time is not None for hint in hints)
+    heading, timed = "what would help", any(hint.time is not None for hint in hints)
     figures = ("predicted peak", "saved", *(["added time"] if timed else []))
-    rows = table(console, what, *figures, right=figures, folded=[what])
+    rows = table(console, heading, *figures, right=figures, folded=[heading])
     for hint in hints:
         saved = f"{format_bytes(hint.saved)}, {hint.share:.0%}"
         time = [] if not timed else ["" if hint.time is None else f"{hint.time:.0%}"]

@@ -81,8 +81,8 @@ class AgentTools:
         directory: _Folder = None,
     ) -> dict[str, Any]:
         """List the runs, the newest last: id, name, status, steps, peaks and delivery to trackers."""
-        found = list_runs(self._root(directory))
-        return _document(RunList(runs=run_lines(found[-most:])))
+        all_runs = list_runs(self._root(directory))
+        return _document(RunList(runs=run_lines(all_runs[-most:])))
 
     @_telling
     def show(
@@ -95,9 +95,11 @@ class AgentTools:
         directory: _Folder = None,
     ) -> str:
         """Tell whether a run's memory grew or ran out, with cause, place, remedy and next step."""
-        found = self._find(run, directory)
-        summary = summarize(found)
-        return "\n".join(brief(found, summary)) if detail == "brief" else encode(summary).decode()
+        named_run = self._find(run, directory)
+        summary = summarize(named_run)
+        return (
+            "\n".join(brief(named_run, summary)) if detail == "brief" else encode(summary).decode()
+        )
 
     @_telling
     def compare(
@@ -143,8 +145,8 @@ class AgentTools:
 
 
 def _document(document: msgspec.Struct) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
-    return found
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    return decoded
 
 
 async def estimate(
@@ -192,8 +194,8 @@ async def estimate(
     if done.returncode not in (0, 1) or not document.startswith(b"{\n"):
         text = lines(done.stderr.decode("utf-8", "replace")).strip()
         raise ToolError(without_credentials(text[-_MOST_ERROR:]))
-    found: dict[str, Any] = msgspec.json.decode(document)
-    return found
+    decoded: dict[str, Any] = msgspec.json.decode(document)
+    return decoded
 
 
 def server(directory: Path | None) -> MCPServer[Any]:

@@ -99,8 +99,8 @@ def compare_runs(
     names = runs[1:] if baseline else runs
     parsed = [parse_gate(text) for text in gates]
     _require_runs(names, baseline, parsed, update=update)
-    found = [find_explained_run(runs_directory(directory), name) for name in names]
-    figures = [run_figures(run) for run in found]
+    named_runs = [find_explained_run(runs_directory(directory), name) for name in names]
+    figures = [run_figures(run) for run in named_runs]
     if baseline is not None:
         figures = _with_baseline(
             baseline, figures, update=update, allow_unfinished=allow_unfinished
@@ -258,7 +258,7 @@ def _markdown(comparison: Comparison) -> Iterator[str]:
             "could not be judged": sum(result.failed is None for result in comparison.gates),
             "passed": sum(result.failed is False for result in comparison.gates),
         }
-        yield f"**Gates: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}**"
+        yield f"**Gates: {', '.join(f'{count} {outcome}' for outcome, count in counts.items() if count)}**"
         yield ""
         for result in comparison.gates:
             mark = "\N{WHITE HEAVY CHECK MARK}" if result.failed is False else "\N{CROSS MARK}"
@@ -319,6 +319,7 @@ def _change(unit: Unit, first: float | None, value: float | None, percent: float
 
 def _escaped(text: str) -> str:
     """Return text as Markdown that shows it literally. Names are from journals, which others may write."""
+    # The backslash comes first, because the escapes of the other characters begin with one.
     for char in "\\`*_|[]~#":
         text = text.replace(char, f"\\{char}")
     for char, safe in (("&", "&amp;"), ("<", "&lt;"), ("@", "&#64;")):  # also mentions no person

@@ -164,13 +164,13 @@ def _installation() -> Iterator[Check]:
 def _other_owners() -> list[str]:
     """Return the other distributions that own the import name, such as ``memlog 1.2``."""
     names = {*metadata.packages_distributions().get("memlog", ())}
-    found = {
-        f"{each} {metadata.version(each)}"
-        for each in names
-        if _normal(each) != installation.DISTRIBUTION
+    owners = {
+        f"{name} {metadata.version(name)}"
+        for name in names
+        if _normal(name) != installation.DISTRIBUTION
     }
     over = installation.overwriting()
-    return sorted(found | ({over} if over else set()))
+    return sorted(owners | ({over} if over else set()))
 
 
 def _normal(name: str) -> str:
@@ -224,8 +224,8 @@ def _cuda(driver: NvidiaDriver | None, build: tuple[int, int] | str | None) -> C
     if driver is None:
         return Check("CUDA", "note", "no NVIDIA driver")
     sizes = [
-        each.name + ("" if each.memory is None else f" {format_bytes(each.memory)}")
-        for each in driver.devices
+        device.name + ("" if device.memory is None else f" {format_bytes(device.memory)}")
+        for device in driver.devices
     ]
     counted = ", ".join(
         name if sizes.count(name) == 1 else f"{sizes.count(name)} of {name}"
@@ -263,9 +263,9 @@ def _cuda_build() -> tuple[int, int] | str:
         text = Path(str(file)).read_text(encoding="utf-8")
     except OSError:
         return "of an unknown build"
-    found = _CUDA_BUILD.search(text)
-    if found is not None:
-        return int(found[1]), int(found[2])
+    match = _CUDA_BUILD.search(text)
+    if match is not None:
+        return int(match[1]), int(match[2])
     return (
         "a build for ROCm"
         if re.search(r"^hip\b[^=\n]*= '", text, re.MULTILINE)
@@ -277,37 +277,40 @@ def _trackers() -> Iterator[Check]:
     """Yield a check for each tracker. All addresses are asked at the same time."""
     named = environment_backends()
     entries = {entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    found: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     threads = []
     for name in sorted({*entries, *named} - {LOCAL}):
         try:
             backend = load_backend(name)
         except MissingExtraError as error:
             state: CheckState = "problem" if name in named else "note"
-            found[name] = Check(name, state, "not installed", str(error).partition(": ")[2])
+            checks[name] = Check(name, state, "not installed", str(error).partition(": ")[2])
             continue
         except Exception as error:  # noqa: BLE001 - a package of a third party
-            found[name] = Check(name, "problem", str(error))
+            checks[name] = Check(name, "problem", str(error))
             continue
-        found[name] = Check(
+        # This check remains if the tracker has not answered when the waiting ends.
+        checks[name] = Check(
             name,
             "problem",
             f"no answer within {_PATIENCE:g} s",
             "correct its address, or start it; runs are kept, and `memlog sync` delivers them later",
         )
 
+        # The default arguments keep this tracker's values, because the loop goes on while the
+        # thread runs.
         def ask(backend: Backend = backend, name: str = name) -> None:
             try:
-                found[name] = _tracker(backend, is_named=name in named)
+                checks[name] = _tracker(backend, is_named=name in named)
             except Exception as error:  # noqa: BLE001 - a package of a third party
-                found[name] = Check(name, "problem", f"{type(error).__name__}: {error}")
+                checks[name] = Check(name, "problem", f"{type(error).__name__}: {error}")
 
         threads.append(threading.Thread(target=ask, daemon=True))
         threads[-1].start()
     ends = time.monotonic() + _PATIENCE
     for thread in threads:
         thread.join(max(ends - time.monotonic(), 0))
-    yield from [found[name] for name in sorted(found)]
+    yield from [checks[name] for name in sorted(checks)]
 
 
 def _tracker(backend: Backend, *, is_named: bool) -> Check:
@@ -353,7 +356,8 @@ def _unanswered(name: str, address: str) -> str | None:
     """Return why a tracker can't be reached; ``None`` if it can, or if its kind of address can't be asked."""
     path = path_of(address)
     if path is not None:
-        exists = next(each for each in (path, *path.parents) if each.exists())
+        # A file that does not exist yet can be made if the nearest folder above it can be written.
+        exists = next(folder for folder in (path, *path.parents) if folder.exists())
         return None if os.access(exists, os.W_OK) else f"{exists} can't be written"
     try:
         if origin(bare_address(address)) is not None:
@@ -387,8 +391,8 @@ def _unanswered_request(name: str, address: str) -> str | None:
 
 
 def _frameworks() -> Check:
-    found = [f"{name} {version}" for name in _FRAMEWORKS if (version := _version(name))]
-    return Check("trainers", "note", ", ".join(found) or "none but your own loop")
+    installed = [f"{name} {version}" for name in _FRAMEWORKS if (version := _version(name))]
+    return Check("trainers", "note", ", ".join(installed) or "none but your own loop")
 
 
 def _memory() -> Check:
@@ -420,8 +424,15 @@ def _needed(distribution: str) -> str | None:
         requires = metadata.requires(installation.DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
         return None
-    wanted = (each.partition(";")[0].strip() for each in requires)
-    return next((each for each in wanted if re.match(rf"{re.escape(distribution)}\b", each)), None)
+    wanted = (requirement.partition(";")[0].strip() for requirement in requires)
+    return next(
+        (
+            requirement
+            for requirement in wanted
+            if re.match(rf"{re.escape(distribution)}\b", requirement)
+        ),
+        None,
+    )
 
 
 def _outdated(distribution: str, version: str) -> Check | None:

@@ -153,23 +153,23 @@ def estimate_step(
         _plan(target, batches, lengths, device, ranks, read_size(fit), as_json=as_json)
         return
     function = _function(target)
-    found = [
+    estimates = [
         _estimated(function, batch, length, device, ranks)
         for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
     ]
     document = EstimateDocument(
         SCHEMA,
         target,
-        found[0].gpu or found[0].device,
+        estimates[0].gpu or estimates[0].device,
         ranks,
         limit,
-        tuple(_row(each, limit) for each in found),
-        found[-1].saving,
+        tuple(_row(estimated, limit) for estimated in estimates),
+        estimates[-1].saving,
     )
     if as_json:
         print_json(encode(document))
     else:
-        _print(document, found)
+        _print(document, estimates)
     if limit is not None and not any(step.fits for step in document.steps):
         click.get_current_context().exit(1)
 
@@ -202,14 +202,14 @@ def _plan(
         made = None if changes == NO_CHANGES else changes
         return _estimated(function, part, length, device, ranks, made)
 
-    found = plan(estimated, memory)
+    fitting = plan(estimated, memory)
     if as_json:
-        print_json(encode(PlanDocument(SCHEMA, target, found)))
+        print_json(encode(PlanDocument(SCHEMA, target, fitting)))
     else:
-        click.echo(found.text())
-        if found.code:
-            click.echo(f"\n{found.code}")
-    if not found.fits:
+        click.echo(fitting.text())
+        if fitting.code:
+            click.echo(f"\n{fitting.code}")
+    if not fitting.fits:
         click.get_current_context().exit(1)
 
 
@@ -351,9 +351,9 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
         console.print(rows)
         console.print()
         console.print(plain(_note(found[-1]), "dim"))
-        for each in found:
-            if each.peak_by_rank:
-                console.print(plain(_stages(each)))
+        for estimated in found:
+            if estimated.peak_by_rank:
+                console.print(plain(_stages(estimated)))
         if found[-1].on_host:
             on_host = format_bytes(found[-1].on_host)
             console.print(
@@ -370,11 +370,11 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
 def _stages(found: Estimate) -> str:
     of = "" if found.batch is None else f", batch {found.batch:,}"
     peaks = found.peak_by_rank
-    each = ", ".join(f"{rank}: {format_bytes(peak)}" for rank, peak in peaks.items())
+    by_rank = ", ".join(f"{rank}: {format_bytes(peak)}" for rank, peak in peaks.items())
     most = next(rank for rank, peak in peaks.items() if peak == found.peak)
     return (
-        f"Peak of tensors by rank, one for each stage{of}: {each}. The table is of rank {most}, which needs "
-        "most."
+        f"Peak of tensors by rank, one for each stage{of}: {by_rank}. The table is of rank {most}, which "
+        "needs most."
     )
 
 
@@ -396,8 +396,8 @@ def _note(found: Estimate) -> str:
             "comes on top: 0.3 GiB in a small program, more with more libraries"
         )
     besides = "; ".join(
-        f"{format_bytes(each.low)} to {format_bytes(each.high)} for {each.what}"
-        for each in found.besides
+        f"{format_bytes(extra.low)} to {format_bytes(extra.high)} for {extra.what}"
+        for extra in found.besides
     )
     return (
         f"peak and reserved: as on the GPU {found.gpu} (--gpu names another); "

@@ -69,6 +69,7 @@ def _find(what: str, directory: Path | None) -> Path:
 def _newest(run: RunDirectory) -> Path:
     """Return the run's newest flame graph; if there is none, the newest file that can be shown."""
     events = [event for event in kept(run)[::-1] if not event.is_report]
+    # The sort is stable: among the flame graphs the newest stays first.
     events.sort(key=lambda event: event.kind != "flamegraph")
     for event in events:
         path = artifact_path(run, event)

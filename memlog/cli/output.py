@@ -109,7 +109,7 @@ def print_json(document: bytes) -> None:
 
     Of the characters that can control a terminal, JSON's encoder escapes only those of ASCII.
     """
-    text = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode())
+    text = _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document.decode())
     click.echo(text.encode())
 
 

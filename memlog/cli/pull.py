@@ -117,7 +117,7 @@ def _sources(
             f"backend {tracker!r} can't download files: name another with --backend"
         )
     try:
-        found = find_named_run(runs_directory(directory), name)
+        run = find_named_run(runs_directory(directory), name)
     except RunNotFoundError as error:
         if backend is None:
             raise RunNotFoundError(
@@ -127,8 +127,8 @@ def _sources(
             raise
         return [Source(tracker, name, backend.open_store(connection_of(backend)))]
     if backend is None:
-        return [Source(LOCAL, found.id, JournalStore(found))]
-    sources = _delivered(found, backend, tracker, trusted)
+        return [Source(LOCAL, run.id, JournalStore(run))]
+    sources = _delivered(run, backend, tracker, trusted)
     return [source for source in sources if source.run_id == name] or sources
 
 

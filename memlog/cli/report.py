@@ -43,11 +43,11 @@ def report_run(runs: Sequence[str], output: Path, directory: Path | None) -> Non
             "name one run, or two to compare: `memlog compare` takes more than two"
         )
     root = runs_directory(directory)
-    found = [find_explained_run(root, name) for name in runs]
-    if len(found) == 1:
-        page = html(found[0], announce=notice)
+    named_runs = [find_explained_run(root, name) for name in runs]
+    if len(named_runs) == 1:
+        page = html(named_runs[0], announce=notice)
     else:
-        page = comparison_html(found[0], found[1], announce=notice)
+        page = comparison_html(named_runs[0], named_runs[1], announce=notice)
     content = page.encode()
     output.write_bytes(content)
     shown = output.absolute().as_uri()

@@ -78,12 +78,12 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 def runs(directory: Path | None, as_json: bool) -> None:
     """List the runs, the newest last."""
     root = runs_directory(directory)
-    found = list_runs(root)
-    lines = run_lines(found)
+    all_runs = list_runs(root)
+    lines = run_lines(all_runs)
     if as_json:
         print_json(encode(RunList(runs=lines)))
         return
-    if not found:
+    if not all_runs:
         find_run(root, LATEST)  # raises, with the remedy
     with page() as console:
         console.print(_table(console, lines))

@@ -98,7 +98,7 @@ def _main_peaks(summary: Summary, most: int) -> list[tuple[str, Peak]]:
     """Return the most important peaks: the process's, then those of the devices, the largest first."""
     known = all_peaks(summary)
     chosen = sorted(known, key=_importance)[:most]
-    return [each for each in known if each in chosen]
+    return [peak for peak in known if peak in chosen]
 
 
 def _importance(each: tuple[str, Peak]) -> tuple[int, int]:
@@ -116,10 +116,10 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
     elif summary.traced.untraced:
         facts["traced"] = plain(f"no step: {summary.traced.untraced}")
     if summary.largest_step is not None:
-        found = summary.largest_step
-        but = "" if found.like_step is None else f". {like_another(found.like_step)}"
-        made = role(found, summary.peaks)
-        facts["inputs"] = f"step {found.step:,} {made}: {shapes(found.inputs)}{but}"
+        largest = summary.largest_step
+        but = "" if largest.like_step is None else f". {like_another(largest.like_step)}"
+        made = role(largest, summary.peaks)
+        facts["inputs"] = f"step {largest.step:,} {made}: {shapes(largest.inputs)}{but}"
     if summary.longest_batch is not None and not _is_told(summary):
         facts["longest"] = summary.longest_batch.text
     failed = summary.failed_rank
@@ -138,7 +138,9 @@ def _short_facts(summary: Summary) -> dict[str, str | Text]:
 
 def _is_told(summary: Summary) -> bool:
     """Return True if the first finding says what the longest batch needs."""
-    return any(each.kind in ("longest_batch", "larger_steps") for each in summary.findings[:1])
+    return any(
+        finding.kind in ("longest_batch", "larger_steps") for finding in summary.findings[:1]
+    )
 
 
 def _trouble(summary: Summary) -> dict[str, str | Text]:
@@ -178,10 +180,10 @@ def show(
         raise ConfigurationError(
             "--brief shows a part of what --all and --json show: pass one of them"
         )
-    found = find_explained_run(runs_directory(directory), run)
-    summary = summarize(found, remember=True)
+    named_run = find_explained_run(runs_directory(directory), run)
+    summary = summarize(named_run, remember=True)
     if briefly:
-        click.echo("\n".join(brief(found, summary)))
+        click.echo("\n".join(brief(named_run, summary)))
         return
     if as_json:
         print_json(encode(summary))

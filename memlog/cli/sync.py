@@ -96,14 +96,16 @@ def sync(
     If a tracker's run was deleted, its points wait until you restore the run; all other points are
     delivered. If you can't restore the run, --own-run delivers its points to a run that memlog opens.
     """
-    found = find_named_run(runs_directory(directory), run)
-    publish_afterwards(found)
-    explain_afterwards(found)
-    summary = summarize(found, remember=True)
+    named_run = find_named_run(runs_directory(directory), run)
+    publish_afterwards(named_run)
+    explain_afterwards(named_run)
+    summary = summarize(named_run, remember=True)
     failures: list[MemlogError] = []
     elsewhere = backend is not None
     for name in _backends(summary, backend):
-        delivery = _Delivery(found, summary, name, trusted, elsewhere=elsewhere, replace=replace)
+        delivery = _Delivery(
+            named_run, summary, name, trusted, elsewhere=elsewhere, replace=replace
+        )
         try:
             outcome, refused = _sync(delivery, timeout)
             click.echo(one_line(outcome))
@@ -115,7 +117,8 @@ def sync(
         raise type(failures[0])("; ".join(map(str, failures)))
     if summary.status == "running":
         click.echo(
-            f"run {found.id} is still running: call `{found.command('sync')}` again for its newest points"
+            f"run {named_run.id} is still running: call `{named_run.command('sync')}` again for its newest "
+            "points"
         )
 
 
@@ -172,6 +175,7 @@ def _sync(delivery: _Delivery, timeout: float) -> tuple[str, str | None]:
     backend = load_backend(name)
     with TakenOver(run, name, timeout, is_over=complete):
         uploader = _uploader(delivery, backend)
+        # A copy, because the uploader changes its state in place.
         before = copy.deepcopy(uploader.state)
         with DeliveryProgress(uploader):
             _deliver(uploader, timeout, complete=complete)

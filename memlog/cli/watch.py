@@ -79,9 +79,9 @@ def page_of(console: Console, state: LiveState) -> RenderableType:
 
 def line_of(state: LiveState) -> str:
     memory = "; ".join(
-        f"{one.name} {format_bytes(one.current_bytes)}, peak {format_bytes(one.peak_bytes)}"
-        + ("" if one.limit_bytes is None else f" of {format_bytes(one.limit_bytes)}")
-        for one in state.memory
+        f"{kind.name} {format_bytes(kind.current_bytes)}, peak {format_bytes(kind.peak_bytes)}"
+        + ("" if kind.limit_bytes is None else f" of {format_bytes(kind.limit_bytes)}")
+        for kind in state.memory
     )
     extra = f"; {state.findings[0].title}" if state.findings else ""
     if state.alerts_total:
@@ -123,12 +123,12 @@ def _progress(state: LiveState) -> str:
 def _memory(console: Console, memory: Sequence[LiveMemory]) -> Table:
     rows = _grid(("memory", "now", "peak", "limit", ""), left={"memory", ""})
     width = _bar_width(console)
-    for one in memory:
-        limit = "-" if one.limit_bytes is None else format_bytes(one.limit_bytes)
-        sizes = (format_bytes(one.current_bytes), format_bytes(one.peak_bytes), limit)
-        rows.add_row(plain(one.name), *sizes, _bar(console, one, width))
-        if len(one.history_bytes) > 1:
-            rows.add_row("", "", "", "", _sparkline(console, one.history_bytes, width))
+    for kind in memory:
+        limit = "-" if kind.limit_bytes is None else format_bytes(kind.limit_bytes)
+        sizes = (format_bytes(kind.current_bytes), format_bytes(kind.peak_bytes), limit)
+        rows.add_row(plain(kind.name), *sizes, _bar(console, kind, width))
+        if len(kind.history_bytes) > 1:
+            rows.add_row("", "", "", "", _sparkline(console, kind.history_bytes, width))
     return rows
 
 
@@ -213,8 +213,8 @@ def _rank_cells(rank: LiveRank) -> Iterator[str | Text]:
 
 def _health(state: LiveState) -> str:
     parts = [
-        _counted(count, what)
-        for count, what in ((state.dropped, "dropped event"), (state.faults, "fault"))
+        _counted(count, noun)
+        for count, noun in ((state.dropped, "dropped event"), (state.faults, "fault"))
         if count
     ]
     return f"memlog: {', '.join(parts)} (`{_show(state)}` lists them)"
@@ -278,6 +278,7 @@ def watch(
 
 def _newest_live(root: Path) -> RunDirectory:
     runs = list_runs(root)
+    # `list_runs` returns the oldest first.
     for run in reversed(runs):
         if run.is_alive() and run.end() is None:
             lowest = lowest_rank(run)
