@@ -184,9 +184,6 @@ def _middle(some: Sequence[StepMemory]) -> StepMemory:
 _LEAST_STEPS = 20
 """If there are fewer steps than this, the growth does not count as kept memory: growth over few steps is too
 common."""
-"""If memory grew by at most this share of the memory in use before the growth, memlog reports
-no growth."""
-"""If a cause makes up at least this share of the growth, it explains the growth."""
 _SOME = 0.25
 """If unused memory at the end makes up at least this share of the growth, memlog names two possible causes:
 kept memory, or larger steps."""
