@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-it-works.md"
 ROW = re.compile(r"^\| (\d+) \| `([\w/.]+)` \| `([\w.]+)` \|", re.MULTILINE)
 DRAWN = re.compile(r'^ +s\d+\["(\d+) ([\w.]+)<br>([\w/.]+)"\]$', re.MULTILINE)
-FIRST_OF_THE_UPLOADER = 8
+FIRST_OF_THE_UPLOADER = 7
 REQUESTS = "memlog/delivery/helper/protocol.py"
 """A step reads it if the helper process has just asked for something."""
 

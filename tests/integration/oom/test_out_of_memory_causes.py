@@ -69,7 +69,7 @@ GROWS = """
     torch.set_num_threads(1)
     blocks = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(4))
     model = torch.nn.Sequential(*blocks, torch.nn.Linear(64, 1))
-    memlog.init("local", model=model, layers=True, finish_timeout=60)
+    memlog.init("local", model=model, layers=True, budget=1, finish_timeout=60)
     optimizer = torch.optim.Adam(model.parameters())
 
     def train(batch):
@@ -104,7 +104,7 @@ UNDER_A_LIMIT = """
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 1))
     scale = torch.ones(1, requires_grad=True)
-    memlog.init("local", model=model, layers=True, finish_timeout=60)
+    memlog.init("local", model=model, layers=True, budget=1, finish_timeout=60)
     optimizer = torch.optim.Adam([*model.parameters(), scale])
 
     def train():
