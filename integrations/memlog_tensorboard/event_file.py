@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,13 +45,14 @@ class EventFile:
     Attributes:
         path: The file's path.
         texts: The texts in the file, by tag. Each text is a list of strings.
-        numbers: Numbers of the user's in the file (`memlog.sink.USERS_NUMBER`), by memlog's step.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.texts: dict[str, list[list[bytes]]] = {}
-        self.numbers: dict[int, int] = {}
+        self._own_steps: list[int] = []
+        self._users_numbers: list[int] = []
+        """memlog's steps with a number of the user's in the file (`memlog.sink.USERS_NUMBER`), and these."""
         self._stored: set[int] = set()
         self._size = -1
 
@@ -67,6 +69,11 @@ class EventFile:
             if new:
                 self._write(file, _events(new, is_first=self._size == 0))
         self._note(new)
+
+    def number_of(self, step: int) -> int:
+        """Return the number of one of memlog's steps on the axis of the user's numbers."""
+        place = bisect_right(self._own_steps, step) - 1
+        return step if place < 0 else self._users_numbers[place] + step - self._own_steps[place]
 
     def move(self, path: Path) -> None:
         """Give the file another name in its folder, which must not exist."""
@@ -85,7 +92,10 @@ class EventFile:
         for entry in entries:
             self._stored.add(_key(entry))
             if entry.value.tag == USERS_NUMBER:
-                self.numbers[round(entry.value.simple_value)] = entry.step
+                own = round(entry.value.simple_value)
+                place = bisect_right(self._own_steps, own)
+                self._own_steps.insert(place, own)
+                self._users_numbers.insert(place, entry.step)
             if entry.value.tensor.string_val:
                 self.texts.setdefault(entry.value.tag, []).append(
                     list(entry.value.tensor.string_val)
@@ -95,7 +105,8 @@ class EventFile:
         """Read the file's records. Cut the file before the first incomplete or damaged record."""
         self._stored.clear()
         self.texts.clear()
-        self.numbers.clear()
+        self._own_steps.clear()
+        self._users_numbers.clear()
         end = 0
         for record in records(file):
             event = Event.FromString(record)

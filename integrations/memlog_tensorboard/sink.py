@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,27 +87,15 @@ class TensorboardSink:
         """Store points, each with the time of its event. One call takes at most `max_points` points."""
         numbers = [point for point in points if point.name == USERS_NUMBER]
         self._append(Scalar(point.index, point.time_us / 1e6, _scalar(point)) for point in numbers)
-        numbered = self._numbered()
         self._append(
             Scalar(
-                numbered(point.index) if point.axis == "step" else point.index,
+                self._file.number_of(point.index) if point.axis == "step" else point.index,
                 point.time_us / 1e6,
                 _scalar(point),
             )
             for point in points
             if point.name != USERS_NUMBER and self._is_storable(point)
         )
-
-    def _numbered(self) -> Callable[[int], int]:
-        """Return the function from memlog's step to its number on the axis of the user's numbers."""
-        known = sorted(self._file.numbers.items())
-        steps = [step for step, _ in known]
-
-        def number(step: int) -> int:
-            place = bisect_right(steps, step) - 1
-            return step if place < 0 else known[place][1] + step - steps[place]
-
-        return number
 
     def log_parameters(self, parameters: Mapping[str, str]) -> None:
         """Store new parameters, and parameters with a new value, as one text that shows a table."""
@@ -123,10 +110,9 @@ class TensorboardSink:
     def log_alerts(self, alerts: Sequence[Alert], first_new: int) -> None:
         """Store the new alerts as texts, at their steps. Each rule has its own tag."""
         self._append([])  # it reads the file
-        numbered = self._numbered()
         self._append(
             Scalar(
-                numbered(alert.step or 0),
+                self._file.number_of(alert.step or 0),
                 alert.time_us / 1e6,
                 _text(f"{ALERTS}/{alert.rule}", _bytes(_described(alert))),
             )
