@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ _WRITING_THREADS = (
     ("tensorboardX.event_file_writer", "_EventLoggerThread"),
 )
 """Module and class of the thread that an open writer runs. memlog finds open writers by these threads."""
+
+_MAX_NUMBER = 2**53
+"""Largest number of a step. A negative number is read as one above it."""
+_MAX_COUNTS = 64
+_OLDEST_TIME, _DAY = 10**9, 86_400
+"""Unix time in seconds before any program of today, and the seconds of a day."""
 
 
 class TensorboardBackend(ClientBackend):
@@ -64,10 +71,17 @@ class TensorboardBackend(ClientBackend):
                 self._look_at(thread)
         return self._seen
 
-    def highest_number(self, run: TrackerRun) -> int | None:
-        """Return the highest step at which the user's writers in a folder have logged, as far as seen."""
-        numbers = self._numbers.get(run.run_id)
-        return None if numbers is None else numbers.highest
+    def take_numbers(self, run: TrackerRun) -> Mapping[int, int]:
+        """Return how often the user's writers have logged at each step since the last call.
+
+        The writers are those of the run's folder and of folders in it, such as those of ``add_scalars``.
+        """
+        taken: dict[int, int] = {}
+        for folder, numbers in self._numbers.items():
+            if numbers.counts and (folder + os.sep).startswith(run.run_id + os.sep):
+                for number, count in numbers.take().items():
+                    taken[number] = taken.get(number, 0) + count
+        return taken
 
     def see_no_numbers(self) -> None:
         """Stop looking at what the user's writers log."""
@@ -112,17 +126,22 @@ class _Numbers:
     neither tensorboard nor tensorboardX has a callback.
 
     Attributes:
-        highest: Highest number so far; ``None``: there is none.
+        counts: How often the writers logged at each number since the last `take`.
     """
 
     def __init__(self) -> None:
-        self.highest: int | None = None
+        self.counts: dict[int, int] = {}
         self._queues: list[Any] = []
 
     def look_at(self, queue: Any) -> None:
         if "put" not in vars(queue):
             queue.put = self._observed(queue.put)
             self._queues.append(queue)
+
+    def take(self) -> dict[int, int]:
+        # The user's other threads may still count in the old dictionary.
+        taken, self.counts = self.counts, {}
+        return taken.copy()
 
     def close(self) -> None:
         while self._queues:
@@ -132,11 +151,24 @@ class _Numbers:
         def observed(record: Any, *args: Any, **kwargs: Any) -> object:
             # tensorboardX's records are events, and tensorboard's are their bytes.
             number = step_of(record) if isinstance(record, bytes) else getattr(record, "step", None)
-            if number and (self.highest is None or number > self.highest):
-                self.highest = number
+            if number is not None:
+                self._count(number)
             return put(record, *args, **kwargs)
 
         return observed
+
+    def _count(self, number: int) -> None:
+        if not 0 <= number <= _MAX_NUMBER or (number > _OLDEST_TIME and _is_time(number)):
+            return
+        counts = self.counts
+        if number not in counts and len(counts) >= _MAX_COUNTS:
+            counts.pop(next(iter(counts)), None)
+        counts[number] = counts.get(number, 0) + 1
+
+
+def _is_time(number: int) -> bool:
+    """Return True for the present Unix time in seconds, or in thousandths or millionths of one."""
+    return any(abs(number / unit - time.time()) < _DAY for unit in (1, 1_000, 1_000_000))
 
 
 def run_in(folder: Path) -> TrackerRun:

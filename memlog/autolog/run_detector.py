@@ -18,6 +18,7 @@ from memlog._internal import processes
 from memlog._internal.diagnostics import Diagnostics, warn
 from memlog._internal.redact import remember
 from memlog._internal.terminal import MIB
+from memlog.autolog.users_axis import UsersAxis
 from memlog.bus import EventBus
 from memlog.delivery.helper.protocol import Connect, Join, Message
 from memlog.errors import MemlogError
@@ -268,8 +269,8 @@ class RunDetector:
         self._numbering = [
             (name, one) for name, one in self._backends.items() if isinstance(one, NumberingBackend)
         ]
-        self._ahead: dict[tuple[str, str], int] = {}
-        """Amount by which the user's numbers in a run are ahead of memlog's, by backend and id."""
+        self._axes: dict[tuple[str, str], UsersAxis] = {}
+        """Axis of the user's numbers in a run, by backend and id."""
         self.looks_for_runs = bool(self._backends)
         """False if no run can be joined, because the session uses no tracker."""
 
@@ -340,18 +341,17 @@ class RunDetector:
         return joined
 
     def _follow_numbers(self, name: str, backend: NumberingBackend, step: int) -> None:
-        """If the user's numbers in a run get ahead of memlog's, let memlog's go on from the user's."""
+        """Let memlog's steps in a run go on from the user's numbers, if these are on another axis."""
         try:
             run_id = self._runs[name].run_id
-            number = backend.highest_number(self._runs[name])
+            axis = self._axes.get((name, run_id))
+            if axis is None:
+                axis = self._axes[name, run_id] = UsersAxis()
             own = step - self._offsets.of(name, run_id)
-            if (
-                number is None
-                or not own + self._ahead.get((name, run_id), 0) < number <= MAX_NUMBER
-            ):
-                return
-            self._ahead[name, run_id] = number - own
-            self._journal.append(UsersNumber(now_us(), name, run_id, own, number))
+            numbers = backend.take_numbers(self._runs[name])
+            number = axis.number_to_tell(own, step - self._initial_step, numbers)
+            if number is not None:
+                self._journal.append(UsersNumber(now_us(), name, run_id, own, number))
         except Exception as error:  # noqa: BLE001 - a tracker's error must not reach the trainer
             self._diagnostics.fault(f"reading the user's step numbers in {name}", error)
 

@@ -110,7 +110,7 @@ class ThreadStep(msgspec.Struct, frozen=True, array_like=True, tag="thread_step"
 
 
 class UsersNumber(msgspec.Struct, frozen=True, array_like=True, tag="users_number"):
-    """Number at which the user's run has got ahead of memlog's steps, for example at samples or frames.
+    """Number at which a step stands on the axis of the user's numbers, for example samples or frames.
 
     From this step on, memlog's steps in the run go on from the number.
     """
@@ -121,7 +121,7 @@ class UsersNumber(msgspec.Struct, frozen=True, array_like=True, tag="users_numbe
     own: Int
     """memlog's number of the step in the run, without any `UsersNumber`."""
     number: Int
-    """Highest number at which the user has logged, above the number that the step had otherwise."""
+    """Number of the step on the user's axis; equal to ``own`` if the axis is that of memlog's steps again."""
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True, tag="phase"):

@@ -309,10 +309,11 @@ class ResumableBackend(Backend, Protocol):
 class NumberingBackend(Backend, Protocol):
     """Backend that sees the step numbers at which the user's program logs."""
 
-    def highest_number(self, run: TrackerRun) -> int | None:
-        """Return the highest number at which this process has logged to ``run``; ``None``: there is none yet.
+    def take_numbers(self, run: TrackerRun) -> Mapping[int, int]:
+        """Return how often this process has logged to ``run`` at each number since the last call.
 
-        The call takes about a microsecond.
+        The numbers are from 0 to 2^53. Of many different numbers, the newest are enough. The call takes about
+        a microsecond.
         """
 
     def see_no_numbers(self) -> None:

@@ -224,6 +224,49 @@ def test_epochs_do_not_count_as_steps(tmp_path: Path) -> None:
     assert "memlog/steps" not in events_in(tmp_path / "logs").Tags()["scalars"]
 
 
+SEVERAL_AXES = """
+    from torch.utils.tensorboard import SummaryWriter
+
+    import memlog
+
+    def megatron(writer, step):
+        writer.add_scalar("loss", 1.0, step)
+        writer.add_scalar("loss vs samples", 1.0, 256 * (step + 1))
+
+    def parts(writer, step):
+        writer.add_scalars("loss", {"a": 1.0, "b": 2.0}, 512 * (step + 1))
+
+    def invalid(writer, step):
+        writer.add_scalar("eval", 1.0, -1)
+        writer.add_scalar("loss", 1.0, 512 * (step + 1))
+
+    def each_sample(writer, step):
+        writer.add_scalar("loss", 1.0, 32 * (step + 1))
+
+    for log, steps in ((megatron, 20), (parts, 20), (invalid, 20), (each_sample, 10_100)):
+        session = memlog.init("tensorboard", dir="runs", finish_timeout=120)
+        writer = SummaryWriter(f"logs/{log.__name__}")
+        for step in range(steps):
+            session.step()
+            log(writer, step)
+        memlog.finish()
+        writer.close()
+"""
+
+
+def test_the_users_axis_is_found_among_several(tmp_path: Path) -> None:
+    child.run(SEVERAL_AXES, tmp_path)
+    logs = tmp_path / "logs"
+    assert steps_of(logs / "megatron") == list(range(20))
+    # The first call of `add_scalars` opens the writers.
+    assert steps_of(logs / "parts") == [0, 1, *range(1024, 20 * 512, 512)]
+    assert steps_of(logs / "invalid") == list(range(0, 20 * 512, 512))
+    several = steps_of(logs / "each_sample")
+    assert several[:10_000] == list(range(0, 320_000, 32))
+    assert [step - step % 320 for step in several[10_000:]] == list(range(320_000, 323_200, 320))
+    assert len(steps_of(logs / "each_sample", "memlog/steps")) == 9_999 + 10
+
+
 def test_a_second_upload_keeps_the_users_numbers(tmp_path: Path) -> None:
     child.run(ROLLOUTS.format(writer=WRITERS[0]), tmp_path, "0")
     before = stored(tmp_path / "logs")
