@@ -10,6 +10,7 @@ from itertools import islice
 
 from memlog._internal.secret_names import (
     is_opaque,
+    is_plural,
     is_secret_option,
     is_secret_value,
     is_secret_variable,
@@ -91,6 +92,11 @@ _WEBHOOK = lazy_pattern(
     r"|maker\.ifttt\.com/[\w/-]{1,199}/with/key/"
     r"|api\.telegram\.org/bot|hooks\.zapier\.com/hooks/|[\w.-]{1,99}\.logic\.azure\.com/))[^\s'\",)]+"
 )
+# Mattermost, Rocket.Chat, n8n and others run on any host.
+_HOOK = lazy_pattern(
+    r"(?P<name>https?://(?:(?:web)?hooks?\.[^\s/'\"]{1,199}|[^\s/'\"]{1,199}(?:/[\w.-]{1,99}){0,4}/(?:web)?hooks?)/)"
+    r"(?P<value>(?=[^\s'\",)]{0,99}\d)[^\s'\",)]+)"
+)
 _PRIVATE_KEY = lazy_pattern(
     r"(?P<name>-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----).*?"
     r"(?P<end>-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
@@ -143,6 +149,7 @@ def without_credentials(text: str) -> str:
         text = _environment_pattern(of_environment).sub("***", text)
     text = _PRIVATE_KEY.sub(r"\g<name>***\g<end>", text)
     text = _WEBHOOK.sub(r"\g<name>***", text)
+    text = _HOOK.sub(_without_opaque, text)
     text = _WORD.sub(_without_user, text)
     text = _USER.sub("***@", text)
     for pattern in (_QUERY, _PART):
@@ -152,7 +159,7 @@ def without_credentials(text: str) -> str:
         lambda match: f"{match['name'] or match['login'] or match['cookie']}***", text
     )
     text = _without_settings(text, _is_value_in_text)
-    return _SAID.sub(_without_said, text)
+    return _SAID.sub(_without_opaque, text)
 
 
 def shell_line(arguments: Sequence[str]) -> str:
@@ -172,7 +179,7 @@ def shell_line(arguments: Sequence[str]) -> str:
         else:
             shown.append("***" if is_value else _shown_argument(argument))
         # An option in the plural may have several values.
-        if not (is_value and option.lower().endswith("s")):
+        if not (is_value and is_plural(option)):
             option = argument
     return " ".join(shown).encode("utf-8", "replace").decode()
 
@@ -260,7 +267,7 @@ def _name_of(setting: str) -> str:
     return setting.rstrip().rstrip("=:").rstrip().strip("'\"\\")
 
 
-def _without_said(found: re.Match[str]) -> str:
+def _without_opaque(found: re.Match[str]) -> str:
     return f"{found['name']}***" if is_opaque(found["value"]) else found[0]
 
 
@@ -274,9 +281,11 @@ def _unquoted(value: str) -> str:
 def _environment_secrets() -> tuple[str, ...]:
     """Return the values of this process's environment variables that are named like secrets."""
     return tuple(
-        value
+        part
         for name, value in os.environ.items()
-        if len(value) <= _MAX_ADDRESS and is_secret_variable(name, value)
+        if len(value) <= _MAX_ADDRESS and secrecy(name)
+        for part in dict.fromkeys((value, *value.split(",")))
+        if is_secret_variable(name, part)
     )
 
 

@@ -24,14 +24,25 @@ class _Pattern:
 
 
 _PART = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SERVICES = (
+    "hf|huggingface|wandb|github|gitlab|openai|anthropic|aws|azure|gcp|google|gemini|slack|docker|comet|neptune|mlflow"
+    "|clearml|kaggle|cohere|mistral|groq|replicate|langchain|langsmith|discord|telegram|mattermost|mysql|postgres|redis"
+    "|mongo|minio|vault|ldap|smtp|ssh|ftp"
+)
 _CERTAIN = lazy_pattern(
     r"(?:passw(?:or)?d?|passphrase|passcode|keypass|psw|pswd|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
-    r"|(?:hf|hub|wandb|gh|github|gitlab|openai|anthropic|aws|azure|slack|my|user|db|app|session|service)(?:token|pass|pat)"
-    r"|(?:hf|wandb|openai|anthropic|aws|azure|my|app|service)key)s?$"
+    rf"|(?:{_SERVICES}|hub|gh|my|user|db|app|session|service|admin|root)(?:token|pass|pat|pw)"
+    rf"|(?:{_SERVICES}|my|app|service)key)s?$"
     r"|^creds?$"
 )
 _PATH = lazy_pattern(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)+$")
-_TOKEN = lazy_pattern(r"(?:auth|access|bearer|api|bot|id|refresh)?tokens?$", re.IGNORECASE)
+_TOKEN = lazy_pattern(r"(?:auth|access|bearer|api|bot|id|refresh)?token(?:s|list)?$", re.IGNORECASE)
+_COMPOUND = lazy_pattern(r"([a-z]{2,})(?:tokens?|pw)$")
+"""A name without separators, such as ``companytoken``. What is before ``token`` may be any service's name."""
+_SERVICE = lazy_pattern(rf"(?:{_SERVICES}|hub|gh)$")
+_SHORT_FORMS = frozenset({"api", "tok"})
+"""Parts after a service's name that may be short for its API key or token, as in ``--wandb-api``."""
+_SHORT_FORM = lazy_pattern(r"(?:api|tok)\W*$", re.IGNORECASE)
 _OTHER = frozenset(
     {"key", "keys", "auth", "authorization", "pass", "passes", "pw", "pat", "pats", "jwt", "bearer"}
     | {"cookie", "cookies", "signature", "sas", "otp", "oauth", "sessionid"}
@@ -48,7 +59,8 @@ _ORDINARY_BEFORE = frozenset(
     query row field completion caption name reward obs observation action message messages content
     chosen rejected question answer train eval val test class count vocab public dataset average
     mean prefix suffix visual register context first last forward backward multi single two one
-    second hash config loss lr score log skip full used unused all
+    second hash config loss lr score log skip full used unused all sub soft hard word char byte next
+    prev previous current maxnew minnew keep random summary memory latent action
     """.split()  # noqa: SIM905 - a list of so many strings is hard to read
 )
 # Parts after a secret's name, as in password_file, secret_name and password_required.
@@ -64,15 +76,16 @@ _ORDINARY_AFTER = frozenset(
 _SECRET_AFTER = frozenset(
     """
     value values id ids json string str data b raw read write prod production dev staging main admin
-    old current default backup header primary secondary secret phrase
+    old current default backup header primary secondary secret phrase list lists
     """.split()  # noqa: SIM905 - a list of so many strings is hard to read
 )
 _NO_SECRET = lazy_pattern(r"(?i:true|false|yes|no|on|off|none|null)?$|[<\[{(]?\W*$|<.*>$|\$")
 _NUMBER = lazy_pattern(r"[-+]?[\d._,]*(?:e[-+]?\d+)?[kmbt]?$", re.IGNORECASE)
 _SHORT_NUMBER = lazy_pattern(r"\d{1,3}$")
-_OF_DATA = lazy_pattern(r"(?:keys?|signature)\W*$", re.IGNORECASE)
+_OF_DATA = lazy_pattern(r"(?:keys?(?:[-_]?list)?|signature)\W*$", re.IGNORECASE)
 """Names that often are those of columns and metrics, as in ``data.key=text``."""
-_NAME = lazy_pattern(r"[a-z]{1,20}(?:[_./][a-z]{1,20}){0,5}$")
+_NAME = lazy_pattern(r"[a-z]{1,20}(?:[_./,][a-z]{1,20}){0,9}$")
+_PLURAL = lazy_pattern(r"(?:s|list)[\"'=]*$", re.IGNORECASE)
 _WORDS = lazy_pattern(r"(?:(?:[A-Z]?[a-z]+|[A-Z]+)(?:[-_ ./:](?=[a-zA-Z])|$))+")
 _ONE_WORD = lazy_pattern(r"(?:[A-Z]?[a-z]+|[A-Z]+)$")
 _OPAQUE = lazy_pattern(r"\d[a-zA-Z]|[a-z]\d?[A-Z]")
@@ -105,13 +118,15 @@ def _part_secrecy(parts: list[str], index: int) -> int:
         is_address = part.startswith("webhook") and _ADDRESSES.issuperset(after)
         is_ordinary = not is_address and _ORDINARY_AFTER.intersection(after)
         return 0 if counted or is_ordinary else CERTAIN
-    if not (part in _OTHER or _TOKEN.match(part)):
+    if part in _SHORT_FORMS:
+        return LIKELY if _SERVICE.match(before) and not after else 0
+    compound = _COMPOUND.match(part)
+    is_compound = compound is not None and compound[1] not in _ORDINARY_BEFORE
+    if not (is_compound or part in _OTHER or _TOKEN.match(part)):
         return 0
-    if part == "passes" and not before:
-        return 0
-    if before in _ORDINARY_BEFORE or _ORDINARY_BEFORE.intersection(parts[:index]) - {"no"}:
-        return 0
-    if not _SECRET_AFTER.issuperset(after):
+    others = {before, *parts[:index]} & _ORDINARY_BEFORE
+    of_data = bool(others - {"no"}) or before == "no" or (part == "passes" and not before)
+    if of_data or not _SECRET_AFTER.issuperset(after):
         return 0
     certain = _KEY_OF_A_SERVICE if part in {"key", "keys"} else ()
     return CERTAIN if before in certain or _TOKEN.match(part) else LIKELY
@@ -129,8 +144,15 @@ def is_secret_option(name: str, value: str) -> bool:
         _SHORT_NUMBER.match(value) or (_OF_DATA.search(name) and _NAME.match(value))
     ):
         return False
-    is_count = name.rstrip("\"'").lower().endswith("s") and _NUMBER.match(value)
+    if found == LIKELY and _SHORT_FORM.search(name) and ("/" in value or not is_opaque(value)):
+        return False
+    is_count = is_plural(name) and _NUMBER.match(value)
     return not (is_count and not _CERTAIN.search(name.lower()))
+
+
+def is_plural(name: str) -> bool:
+    """Return True if an option with this name may have several values."""
+    return _PLURAL.search(name) is not None
 
 
 def is_secret_value(name: str, value: str) -> bool:

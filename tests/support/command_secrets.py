@@ -11,6 +11,8 @@ SECRETS = [
     *("auth-token", "credentials"),
     *("ghpat", "hubtoken", "mykey", "oauth", "oauth2", "pass-phrase", "sessionid"),
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
+    *("token-list", "api-key-list", "tokenlist", "dockerpw", "huggingfacetoken", "companytoken"),
+    *("neptunekey", "adminpw"),
 ]
 ORDINARY = [
     *("--key loss", "data.key=text", "--keys image label", "--signature default", "--pat 5"),
@@ -21,6 +23,10 @@ ORDINARY = [
     *("--tokens-per-batch 4k", "--pattern *.pt", "-u train.py", "--author me", "--device cuda:0"),
     *("--password-file run/p", "--secret-name projects/a", "--master localhost:29500"),
     *("data.keys=[image,label]", '{"tokens": [512, 1024]}', "-utrain.py:main", "--no-webhook"),
+    *("--keys loss,acc", "--key-list loss,acc", "--token-list 1,2,3", "--tokenlist 5", "--hpw 40"),
+    *("--maxtokens 512", "--padtoken <pad>", "--monkey banana7X9", "--softtoken mean7Xq9ab"),
+    *("--openai-api responses", "--wandb-api https://api.wandb.ai/v2Beta1", "--api chatV2beta"),
+    *("--doc https://git.example.com/hooks/preCommit", "--tok gpt2Medium", "--gh-api v3"),
     *("image:tag@sha256:abcd12", "http://localhost:5000", "--token-type-ids yes", "--kv_keys 3"),
 ]
 """Options that an ordinary training has."""
@@ -61,6 +67,10 @@ def of_services(value: str) -> list[list[str]]:
         *(["-u", f"user:{value}"], [f"--user=me:{value}"]),
         *([f"-umy-user:{value}"], ["--webhook-url", f"https://bots.example.com/post/{value}"]),
         *([f"https://outlook.office.com/webhook/{value}/IncomingWebhook/x"],),
+        *(["--wandb-api", value], [f"--hf_tok={value}"], ["--token-list", f"x,{value}", value]),
+        *([f"https://mattermost.example.com/hooks/{value}"],),
+        *(["--notify", f"https://chat.example.com:3000/base/hooks/T1/{value}"],),
+        *([f"url=https://n8n.example.com/webhook/{value}"], [f"https://webhook.site/{value}"]),
         *([f"https://open.feishu.cn/open-apis/bot/v2/hook/{value}"],),
         *([f"https://maker.ifttt.com/trigger/trained/with/key/{value}"],),
         *(["--login", f"me:{value}"], ["--store", f"postgresql://me:{value}@host/db"]),

@@ -123,6 +123,7 @@ SECRET_VARIABLES = {
     "GITHUB_PAT": "0a1b2c3d4e",
     "PGPASSWORD": "o'neill-12",
 }
+SEVERAL_KEYS = ("k1Aaaaaaa9", "k2Bbbbbbb8")
 
 
 def test_values_of_secret_variables_are_removed_from_every_text(
@@ -134,6 +135,9 @@ def test_values_of_secret_variables_are_removed_from_every_text(
         assert value not in without_credentials(f"refused {value}, sorry")
         assert shell_line(["train.py", value, "--x", f"a{value}b"]).count("***") == 2
         assert value not in without_credentials(repr(f'"{value}'))
+    monkeypatch.setenv("MY_KEYS", ",".join(SEVERAL_KEYS))
+    for key in SEVERAL_KEYS:
+        assert key not in shell_line(["train.py", key])
     assert "plain" not in bare_address("http://host/plain-looking-value/x")
     assert "abc" not in without_credentials("?x=abc%2Fdef%2B12%3D")
 
