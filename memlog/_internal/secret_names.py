@@ -144,7 +144,7 @@ def is_secret_option(name: str, value: str) -> bool:
         _SHORT_NUMBER.match(value) or (_OF_DATA.search(name) and _NAME.match(value))
     ):
         return False
-    if found == LIKELY and _SHORT_FORM.search(name) and ("/" in value or not is_opaque(value)):
+    if level == LIKELY and _SHORT_FORM.search(name) and ("/" in value or not is_opaque(value)):
         return False
     is_count = is_plural(name) and _NUMBER.match(value)
     return not (is_count and not _CERTAIN.search(name.lower()))
