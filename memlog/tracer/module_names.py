@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.inert_access import instances, referrers
+from memlog._internal.inert_access import instance_dict, instances, referrers
+from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
 from memlog.tracer.user_scopes import UserScope
@@ -52,6 +55,7 @@ class ModuleNames:
         others: Further root modules that are known from the start.
         optimizers: Optimizers that are known from the start. Those that step are added, and those that a
             search for the outermost module finds.
+        most_seconds: As in `ModuleParents`.
 
     Attributes:
         paths: Paths by number. The first is "outside all modules", the second the model.
@@ -62,7 +66,11 @@ class ModuleNames:
     """
 
     def __init__(
-        self, model: Any = None, others: Sequence[Any] = (), optimizers: Iterable[Any] = ()
+        self,
+        model: Any = None,
+        others: Sequence[Any] = (),
+        optimizers: Iterable[Any] = (),
+        most_seconds: float | None = None,
     ) -> None:
         self.paths = [OUTSIDE_PATH]
         self.kinds = [""]
@@ -76,7 +84,7 @@ class ModuleNames:
         # reuses the identity of a deleted module.
         self._known: dict[int, _KnownModule] = {}
         self._networks = defaultdict[str, _LiveNumbers](_LiveNumbers)
-        self._parents = ModuleParents()
+        self._parents = ModuleParents(most_seconds)
         self._optimizers = {id(optimizer): weakref.ref(optimizer) for optimizer in optimizers}
         for module in (model, *others):
             if module is not None and not self.knows(module):
@@ -149,6 +157,11 @@ class ModuleNames:
                 **{id(optimizer): optimizer for optimizer in self._parents.optimizers()},
             }.values()
         )
+
+    @property
+    def search_skipped(self) -> bool:
+        """True if a root module is perhaps a part of another module, because a search took too long."""
+        return self._parents.skipped
 
     def final_paths(self) -> tuple[str, ...]:
         """Return the paths by number, with the first network's name in its paths if several are trained."""
@@ -286,17 +299,37 @@ class _LiveNumbers:
 
 
 _MOST_SEARCHES = 3
+_PER_BLOCK = 0.15e-6
+"""Seconds of a search for each block of memory that Python's allocator has given out. This is twice the
+time that a search took in a process with torch, for what a busy machine takes longer."""
+
+
+def search_seconds() -> float:
+    """Return the seconds that a search for the outermost module is expected to take, `may_be_part` included.
+
+    Counting the objects takes a third as long as a search of them, so their memory is counted instead.
+    """
+    return _PER_BLOCK * sys.getallocatedblocks()
 
 
 class ModuleParents:
     """Search for the modules that register a module, among all live modules.
 
-    A search looks at all objects of the process, which takes about 0.1 s. So its result
+    A search looks at all objects of the process, which takes 0.1 s or more. So its result
     is used again, and a program that makes new networks in every step is searched no more than
     `_MOST_SEARCHES` times.
+
+    ``most_seconds``: Seconds that a search may be expected to take. If it is expected to take longer, the
+    search looks only at `visible_modules`. ``None``: no limit.
+
+    Attributes:
+        skipped: True if no visible module registers a module, and the others were not looked at.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_seconds: float | None = None) -> None:
+        self.skipped = False
+        self._most_seconds = most_seconds
+        self._only_visible = False
         self._searches = 0
         self._modules: dict[int, weakref.ref[Any]] = {}
         self._parents = defaultdict[int, list[weakref.ref[Any]]](list)
@@ -311,9 +344,14 @@ class ModuleParents:
         """
         known = self._modules.get(id(module))
         if (known is None or known() is not module) and self._searches < _MOST_SEARCHES:
+            self._only_visible = (
+                self._most_seconds is not None and search_seconds() > self._most_seconds
+            )
             self._search()
         known_optimizers = list(optimizers) or self.optimizers()
-        return _of_the_optimizers(list(self._ends(module)), module, known_optimizers)
+        outermost = _of_the_optimizers(list(self._ends(module)), module, known_optimizers)
+        self.skipped = self.skipped or (self._only_visible and outermost is module)
+        return outermost
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that the last search found, without those that are deleted."""
@@ -324,7 +362,8 @@ class ModuleParents:
         self._modules.clear()
         self._parents.clear()
         self._optimizers = []
-        for instance in instances(nn.Module, Optimizer):
+        candidates = visible_modules() if self._only_visible else instances(nn.Module, Optimizer)
+        for instance in candidates:
             reference = weakref.ref(instance)
             if issubclass(type(instance), Optimizer):
                 self._optimizers.append(reference)
@@ -347,6 +386,60 @@ class ModuleParents:
                 if id(parent) not in seen:
                     seen.add(id(parent))
                     waiting.append(parent)
+
+
+_MOST_VALUES = 2_000
+"""Maximum number of values to look at in a search of the variables."""
+_MOST_ITEMS = 64
+"""Containers and objects with more values than this are not looked into: they are data, not models."""
+_DEPTH = 3
+"""Number of times that a search looks into the values of values."""
+
+
+def visible_modules() -> list[Any]:
+    """Return the modules to which variables of this thread's running functions refer, and their parts.
+
+    Modules in containers and in attributes of objects count, too: a trainer has its model as ``self.model``.
+    """
+    values: list[Any] = []
+    for frame in program_frames(_outwards(sys._getframe(1))):
+        values += (value for _, value in variables_of(frame))
+        globals_of = frame.f_globals
+        values += (globals_of[name] for name in frame.f_code.co_names if name in globals_of)
+    modules: dict[int, Any] = {}
+    seen = set[int]()
+    for _ in range(_DEPTH):
+        inner: list[Any] = []
+        for value in itertools.islice(values, _MOST_VALUES):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if issubclass(type(value), nn.Module):
+                modules[id(value)] = value
+            else:
+                inner += _values_in(value)
+        values = inner
+    for root in list(modules.values()):
+        if len(modules) > MAX_NAMES:
+            break
+        modules.update((id(part), part) for _, part in unique_modules(root))
+    return list(modules.values())
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _values_in(value: Any) -> list[Any]:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return list(value) if len(value) <= _MOST_ITEMS else []
+    if issubclass(kind, (type, ModuleType)):
+        return []
+    attributes = value if kind is dict else instance_dict(value)
+    return list(attributes.values()) if attributes and len(attributes) <= _MOST_ITEMS else []
 
 
 def may_be_part(module: Any) -> bool:

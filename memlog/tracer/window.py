@@ -253,7 +253,12 @@ class TraceWindow:
             compiled=self._compiled,
             read_users_history=read_users_history,
         )
-        self._names = ModuleNames(model, others, (*known, *optimizers))
+        self._names = ModuleNames(
+            model,
+            others,
+            (*known, *optimizers),
+            None if most_seconds is None else most_seconds / 2,
+        )
         self._accountant = Accountant(
             by_readings=self.choice.engine == "sampler", layers_around=self._names.layers_around
         )
@@ -277,6 +282,11 @@ class TraceWindow:
         return [
             module for module in (root.module() for root in self._names.roots) if module is not None
         ]
+
+    @property
+    def search_skipped(self) -> bool:
+        """True if `roots` may be parts of other modules: a search for these would have taken too long."""
+        return self._names.search_skipped
 
     def known_optimizers(self) -> list[Any]:
         """Return the optimizers that are known to the window. Some of them may never have stepped."""

@@ -52,11 +52,13 @@ class Budget:
 
     Attributes:
         spent: Seconds that tracing has cost so far, without set-up.
-        set_up: Seconds that the first two traces have cost.
+        set_up: Seconds that the first two traces and the search for the model have cost.
+        search_due: Seconds that the search for the model is expected to take at the next trace; 0 if there is
+            nothing to search.
     """
 
     def __init__(self, share: float) -> None:
-        self.spent = self.set_up = 0.0
+        self.spent = self.set_up = self.search_due = 0.0
         self._share = share
         self._started: float | None = None
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
@@ -73,16 +75,13 @@ class Budget:
         self._plain.append(seconds)
         self._since += 1
 
-    def traced_step(
-        self, seconds: float, own: float, steps: int = 1, *, once: float = 0.0, cut: bool = False
-    ) -> None:
+    def traced_step(self, seconds: float, own: float, steps: int = 1, *, cut: bool = False) -> None:
         """Record a trace.
 
         Args:
             seconds: Seconds from the end of the step before the trace to the end of memlog's work on it.
             own: Seconds of processor time that memlog's own code took.
             steps: Number of steps in the trace.
-            once: Seconds of ``own`` for work that later traces do not repeat.
             cut: True if the trace covers a part of the steps because it reached its limit.
         """
         usual = self.median_step
@@ -99,7 +98,7 @@ class Budget:
         # A trace that was cut shows only that a whole one costs more.
         if cut:
             self._costs.clear()
-        self._costs.append(max(_MORE * cost, self._expected) if cut else cost - once)
+        self._costs.append(max(_MORE * cost, self._expected) if cut else cost)
 
     def expect(self, seconds: float, now: float) -> bool:
         """Note what the first trace is expected to cost. Return whether it must wait until that is earned."""
@@ -134,6 +133,10 @@ class Budget:
         """Return the seconds that memlog's own code may take in a trace that begins now."""
         return _SEEN * self._left(now)
 
+    def covers(self, seconds: float, now: float) -> bool:
+        """Return whether work of ``seconds`` beside a trace may begin now."""
+        return seconds <= self._left(now)
+
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Return whether the budget allows another trace of the expected cost.
 
@@ -144,7 +147,7 @@ class Budget:
             return False
         another = statistics.fmean(self._costs) if self._costs else 0.0
         used = 1.0 if outdated or self._traced < SET_UP else _USED
-        return self.spent + self.set_up + another <= used * self._may_cost(now)
+        return self.spent + self.set_up + another + self.search_due <= used * self._may_cost(now)
 
     def _left(self, now: float) -> float:
         """Return the seconds that a trace that begins now may cost."""
@@ -176,7 +179,7 @@ class StepCosts:
         self._step_began = 0.0
         self._trace_began: float | None = None
         self._traced_at = 0
-        self._own = self._once = 0.0
+        self._own = self._searching = 0.0
         self._cut = False
 
     def told(self) -> tuple[float, float, str]:
@@ -195,16 +198,25 @@ class StepCosts:
     def step_begins(self) -> None:
         self._step_began = time.perf_counter()
 
-    def window_opened(self, began: float, searching: float) -> None:
-        """Record the start of a traced step: the begin of the step if known, else ``began``.
+    def searched(self, seconds: float, due: float) -> None:
+        """Record a search for the model, before the window opens for which it was made.
 
         Args:
-            began: Time at which memlog began to open the window.
-            searching: Seconds of the search for the model, which later windows do not repeat.
+            seconds: Seconds that the search took.
+            due: As `Budget.search_due`.
+        """
+        self._searching = seconds
+        self.budget.set_up += seconds
+        self.budget.search_due = due
+
+    def window_opened(self, began: float) -> None:
+        """Record the start of a traced step: the begin of the step if known, else ``began``.
+
+        ``began``: Time at which memlog began to open the window.
         """
         self._trace_began = self._step_began or began
         self._traced_at = self.steps
-        self._own, self._once, self._cut = 0.0, searching, False
+        self._own, self._cut = 0.0, False
         self.untraced = ""
         self.budget.begin(self._trace_began)
 
@@ -213,27 +225,24 @@ class StepCosts:
 
         Args:
             recording: Seconds that memlog's own code took in the window and for opening it, without the
-                search.
+                search for the model.
             closing: Seconds that closing and analysing the window took.
             cut: True if the window stopped recording because it reached its limit in seconds.
         """
-        self._own, self._cut = self._once + recording + closing, cut
+        self._own, self._cut = recording + closing, cut
 
-    def waits(self, modules: int, device: str, searching: float, now: float) -> bool:
+    def waits(self, modules: int, device: str, now: float) -> bool:
         """Return whether the first trace of a model must wait until the run has earned it.
 
         Args:
             modules: Number of modules of the model.
             device: Type of the model's device, such as ``cpu``.
-            searching: Seconds of the search for the model.
             now: The current time.
         """
         expected = PER_MODULE.get(device, PER_MODULE["accelerator"]) * modules
         self.budget.begin(now)
         if not self.budget.expect(expected, now):
             return False
-        # The search has taken its time, although no trace follows.
-        self.budget.set_up += searching
         due = (self.budget.set_up + expected) / self._share
         self.untraced = (
             f"tracing this model's {modules:,} modules is expected to take {expected:.2g} s, which "
@@ -254,7 +263,7 @@ class StepCosts:
         """
         self._trace_began = None
         self._step_began = 0.0
-        self.budget.charge((self._once + recording) / _SEEN)
+        self.budget.charge(recording / _SEEN)
 
     def settle(self) -> None:
         """Record the time of the last trace, from the begin of its first step to now.
@@ -264,10 +273,9 @@ class StepCosts:
         began, self._trace_began = self._trace_began, None
         if began is not None:
             self.budget.traced_step(
-                time.perf_counter() - began,
+                time.perf_counter() - began - self._searching,
                 self._own,
                 self.steps - self._traced_at,
-                once=self._once,
                 cut=self._cut,
             )
 

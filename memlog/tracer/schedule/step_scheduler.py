@@ -97,7 +97,7 @@ class StepScheduler:
         self._subscription: OptimizerSubscription | None = None
         self._last_step: int | None = None
         self._slot = WindowSlot()
-        self._unlimited = False
+        self._unlimited = self._searched = False
         self._wait()
 
     def want(self) -> None:
@@ -260,11 +260,10 @@ class StepScheduler:
                 return None
             if self._subscription is None:
                 self._subscription = OptimizerSubscription(self._schedule, self._diagnostics)
-            roots, searching = self._found_roots(module)
+            roots = self._found_roots(module, began)
             is_first = self.costs.budget.is_first
-            if is_first and not self._unlimited and self._waits(roots, searching, began):
+            if is_first and not self._unlimited and self._waits(roots, began):
                 return None
-            limit = self.costs.budget.limit(began)
             opened = OpenWindow(
                 module,
                 inputs,
@@ -274,8 +273,7 @@ class StepScheduler:
                 known=self._roots.optimizers(),
                 diagnostics=self._diagnostics,
                 usual_step=self.costs.budget.median_step,
-                # The search counts, but it leaves time to trace a part of the step.
-                most_seconds=None if self._unlimited else max(limit - searching, limit / 2),
+                most_seconds=None if self._unlimited else self.costs.budget.limit(began),
             )
         except Exception as error:  # noqa: BLE001 - training goes on
             self._diagnostics.fault("beginning to trace a step", error)
@@ -287,36 +285,57 @@ class StepScheduler:
         self._iteration.begin()
         self._frozen_start.window_opened()
         self._unlimited = False
-        self.costs.window_opened(began, searching)
+        self.costs.window_opened(began)
         self._retry.done()
         return opened
 
-    def _found_roots(self, module: Any) -> tuple[list[Any], float]:
-        """Return the root modules, and the seconds of the search for them: ``module`` is called first."""
+    def _found_roots(self, module: Any, now: float) -> list[Any]:
+        """Return the root modules: ``module`` is called first.
+
+        Usually a variable of the program refers to the outermost module. If none does, all live modules are
+        searched, as soon as the budget covers this. Until then the called module counts as outermost.
+        """
         roots = self._roots.modules()
-        if roots:
-            return roots, 0.0
-        from memlog.tracer.module_names import ModuleParents, may_be_part  # noqa: PLC0415 - loaded already
+        budget = self.costs.budget
+        if roots and not budget.search_due:
+            self.costs.searched(0.0, 0.0)
+            return roots
+        from memlog.tracer.module_names import (  # noqa: PLC0415 - loaded already
+            ModuleParents,
+            may_be_part,
+            search_seconds,
+        )
 
         began = time.thread_time()
-        if may_be_part(module):
-            module = ModuleParents().outermost(module, self._schedule.optimizers())
-        return [module], time.thread_time() - began
+        visible, named = ModuleParents(most_seconds=0.0), self._roots.named()
+        optimizers = self._schedule.optimizers()
+        found = [
+            one if one is named else visible.outermost(one, optimizers) for one in roots or [module]
+        ]
+        due = search_seconds() if visible.skipped and not self._searched else 0.0
+        if due and (self._unlimited or budget.covers(due, now)):
+            self._searched, due = True, 0.0
+            parents = ModuleParents()
+            found = [
+                parents.outermost(one, optimizers) if one is not named and may_be_part(one) else one
+                for one in found
+            ]
+        self.costs.searched(time.thread_time() - began, due)
+        return list({id(one): one for one in found}.values())
 
-    def _waits(self, roots: list[Any], searching: float, now: float) -> bool:
+    def _waits(self, roots: list[Any], now: float) -> bool:
         """Return whether the first trace must wait until the run has earned it. Then remember the roots."""
         from memlog.tracer.module_names import count_modules  # noqa: PLC0415 - loaded already
         from memlog.tracer.window import device_of  # noqa: PLC0415 - loaded already
 
         device = device_of(roots, None).type
-        if not self.costs.waits(count_modules(roots), device, searching, now):
+        if not self.costs.waits(count_modules(roots), device, now):
             return False
         self._diagnostics.say_once(
             "first_trace_waits", f"no step is traced yet: {self.costs.untraced}"
         )
         self._retry.done()
-        if searching:
-            self._roots.remember(roots, threading.current_thread(), ())
+        self._roots.remember(roots, threading.current_thread(), ())
         return True
 
     def _close(self, *, any_thread: bool = False, failed: bool | None = None) -> None:
@@ -346,6 +365,8 @@ class StepScheduler:
         opened = self._slot.take(any_thread=any_thread)
         if opened is None:
             return
+        from memlog.tracer.module_names import search_seconds  # noqa: PLC0415 - loaded already
+
         self._waiter.stop()
         began = time.thread_time()
         self.larger_steps.step_was_traced()
@@ -358,6 +379,8 @@ class StepScheduler:
                 opened.window.roots(), opened.thread, opened.window.known_optimizers()
             )
             self._keep(trace, opened.window, failed=failed)
+            if opened.window.search_skipped and not self._searched:
+                self.costs.budget.search_due = search_seconds()
         closing = time.thread_time() - began
         self.costs.window_closed(opened.window.seconds, closing, cut=opened.window.cut)
 

@@ -167,8 +167,8 @@ def test_a_step_that_fails_midway_is_reported() -> None:
 
 def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Path) -> None:
     """The budget allows 3 ms for the first two traces."""
-    session = memlog.init("local", layers=True, budget=3e-4)
     loop = Loop()
+    session = memlog.init("local", model=loop.model, layers=True, budget=3e-4)
     for _ in range(30):
         loop.step()
     memlog.finish()
@@ -182,8 +182,8 @@ def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Pa
 
 
 def test_a_step_that_is_asked_for_is_traced_to_its_end() -> None:
-    session = memlog.init("local", layers=True, budget=3e-4)
     loop = Loop()
+    session = memlog.init("local", model=loop.model, layers=True, budget=3e-4)
     loop.step()
     session.snapshot()
     for _ in range(3):

@@ -66,7 +66,8 @@ def test_the_first_trace_counts() -> None:
 def test_the_first_two_traces_together_may_cost_the_share_of_ten_seconds() -> None:
     budget = begun()
     assert budget.limit(now=0) == pytest.approx(0.6 * 0.01 * AT_START)
-    budget.traced_step(1.0, own=0.036, once=0.02)
+    budget.set_up += 0.02  # the search for the model
+    budget.traced_step(1.0, own=0.024)
     assert budget.set_up == pytest.approx(0.06)
     assert not budget.allows_another(now=1)  # not the very next step
     budget.plain_step(0.1)
@@ -81,7 +82,8 @@ def test_the_first_two_traces_together_may_cost_the_share_of_ten_seconds() -> No
 
 def test_after_a_dear_first_trace_the_second_is_earned_too() -> None:
     budget = begun()
-    budget.traced_step(1.0, own=0.06, once=0.02)
+    budget.set_up += 0.02  # the search for the model
+    budget.traced_step(1.0, own=0.048)
     plain_steps(budget)
     assert not budget.allows_another(now=17)
     assert budget.allows_another(now=19)
@@ -96,6 +98,33 @@ def test_a_trace_that_was_cut_is_continued_only_when_more_has_been_earned() -> N
     assert budget.limit(now=31) == pytest.approx(0.6 * 0.21)
 
 
+def test_the_search_for_the_model_is_not_expected_again_after_a_trace_that_was_cut() -> None:
+    costs = StepCosts(0.01)
+    costs.step_ended(0)
+    costs.searched(0.11, due=0.0)
+    costs.window_opened(0)
+    costs.window_closed(0.03, 0.006, cut=True)
+    costs.settle()
+    assert costs.budget.set_up == pytest.approx(0.11 + 0.06)
+    plain_steps(costs.budget)
+    assert not costs.may_trace(28, outdated=lambda: False)
+    assert costs.may_trace(30, outdated=lambda: False)  # 0.17 s and twice 0.06 s are 1 % of 29 s
+
+
+def test_a_search_for_the_model_that_is_due_is_earned_together_with_the_next_trace() -> None:
+    costs = StepCosts(0.01)
+    costs.step_ended(0)
+    costs.searched(0.0, due=0.3)
+    costs.window_opened(0)
+    costs.window_closed(0.03, 0.006, cut=False)
+    costs.settle()
+    plain_steps(costs.budget)
+    assert not costs.may_trace(41, outdated=lambda: False)
+    assert costs.may_trace(43, outdated=lambda: False)  # 0.06 s, 0.3 s and 0.06 s are 1 % of 42 s
+    assert costs.budget.covers(0.3, 43)
+    assert not costs.budget.covers(0.4, 43)
+
+
 def test_after_a_cut_trace_the_next_is_expected_to_cost_what_the_model_s_size_says() -> None:
     budget = begun()
     assert not budget.expect(0.4, now=0)
@@ -107,21 +136,22 @@ def test_after_a_cut_trace_the_next_is_expected_to_cost_what_the_model_s_size_sa
 
 def test_a_first_trace_of_which_less_than_a_quarter_fits_waits_until_it_is_earned() -> None:
     costs = StepCosts(0.01)
-    assert costs.waits(300, "cpu", searching=0.05, now=0)
+    costs.searched(0.05, due=0.0)
+    assert costs.waits(300, "cpu", now=0)
     assert "300 modules" in costs.untraced
     assert "budget=0.01 allows after 65 s" in costs.untraced
     assert "budget=0.06" in costs.untraced
     plain_steps(costs.budget, 1)
     assert not costs.may_trace(64, outdated=lambda: False)
     assert costs.may_trace(66, outdated=lambda: False)
-    assert not costs.waits(300, "cpu", searching=0.0, now=66)
-    costs.window_opened(66, 0.0)
+    assert not costs.waits(300, "cpu", now=66)
+    costs.window_opened(66)
     assert not costs.untraced
 
 
 def test_a_model_on_an_accelerator_or_with_a_larger_budget_is_traced_at_once() -> None:
-    assert not StepCosts(0.01).waits(300, "cuda", searching=0.0, now=0)
-    assert not StepCosts(0.06).waits(300, "cpu", searching=0.0, now=0)
+    assert not StepCosts(0.01).waits(300, "cuda", now=0)
+    assert not StepCosts(0.06).waits(300, "cpu", now=0)
 
 
 def test_one_dear_trace_does_not_stand_for_all_that_come() -> None:
