@@ -128,7 +128,8 @@ def _print(console: Console, document: RunAdvice) -> None:
     step = "a step that did not end" if document.step is None else f"step {document.step}"
     console.print(
         plain(
-            f"run {document.run}, {step}: {format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
+            f"run {document.run}, {step}: {'at least ' * advice.is_lower_bound}"
+            f"{format_bytes(advice.traced_peak)} at the peak on {advice.device}, "
             f"{among(document.standing.traced_steps)}"
         )
     )
@@ -144,7 +145,7 @@ def _print(console: Console, document: RunAdvice) -> None:
     else:
         console.print(plain(_nothing(advice, document.standing.held)))
     for note in advice.notes:
-        console.print(plain(note, "dim"))
+        console.print(plain(note.replace("`", ""), "dim"))
 
 
 def _print_plan(found: RunPlan) -> None:
@@ -160,7 +161,7 @@ def _print_plan(found: RunPlan) -> None:
 def _print_holders(console: Console, advice: Advice) -> None:
     layers = {f"{layer.path} ({layer.largest})": layer.at_peak for layer in advice.layers}
     for heading, held in (("what", advice.categories), ("layer", layers)):
-        headings = (heading, "held at the peak", "share")
+        headings = (heading, f"held at the peak{', at least' * advice.is_lower_bound}", "share")
         rows = table(console, *headings, right=headings[1:], folded=headings)
         for name, size in held.items():
             share = f"{size / advice.traced_peak:.0%}" if advice.traced_peak else ""

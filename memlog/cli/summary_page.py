@@ -23,7 +23,7 @@ from memlog.cli.output import (
     sign,
     table,
 )
-from memlog.events import ALLOCATED, CGROUP, HOST_RSS, OTHER_PROCESSES, PeakSource
+from memlog.events import ALLOCATED, CGROUP, CUT_BRIEFLY, HOST_RSS, OTHER_PROCESSES, PeakSource
 from memlog.facts.levels import Peak, among
 from memlog.findings import evidence_and_remedy
 from memlog.journal import RunDirectory
@@ -291,6 +291,8 @@ def _metrics(console: Console, metrics: Mapping[str, MetricSummary]) -> Table:
 
 def _traced(traced: TracedFacts, duration_s: float | None) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {"peak": worst_traced(traced)}
+    if traced.worst_cut is not None:
+        facts["part"] = plain(traced.worst_cut.replace("`", ""))
     both = tracing_ms(traced)
     if both and traced.set_up_ms is not None:
         share = f", {both / 1e3 / duration_s:.1%} of the run" if duration_s else ""
@@ -312,10 +314,11 @@ def worst_traced(traced: TracedFacts) -> str:
         step = f"step {traced.worst_step:,}"
     device = traced.worst_device
     where = f" on {device}" if device not in (None, "host") else ""
-    return (
-        f"{format_bytes(traced.worst_peak_bytes)} in tensors{where}"
-        f" ({'exact' if traced.worst_exact else 'lower bound'}), {step}: {among(traced.steps)}"
-    )
+    bound = "exact" if traced.worst_exact else "lower bound"
+    if traced.worst_cut is not None:
+        bound += f": {CUT_BRIEFLY}"
+    peak = f"{format_bytes(traced.worst_peak_bytes)} in tensors{where} ({bound})"
+    return f"{peak}, {step}: {among(traced.steps)}"
 
 
 def _alerts(console: Console, summary: Summary) -> Table:

@@ -50,6 +50,8 @@ from typing import TypeAlias, get_args
 import msgspec
 
 from memlog.events.findings import (
+    CUT,
+    CUT_BRIEFLY,
     OF_FINDING,
     Activity,
     Alert,
@@ -140,6 +142,8 @@ __all__ = [
     "ALLOCATED",
     "AVAILABLE",
     "CGROUP",
+    "CUT",
+    "CUT_BRIEFLY",
     "DEVICE_USED",
     "EVENT_TYPES",
     "HOST_ANON",

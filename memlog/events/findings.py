@@ -104,6 +104,17 @@ class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     kept: bool | None = None
     """True if this trace replaced the trace that the run's folder has with all allocations. The newest such
     trace is the run's worst traced step. ``None``: unknown, in a journal of an older memlog."""
+    cut: bool = False
+    """True if the trace covers only the first part of the step (`CUT`)."""
+
+
+CUT = (
+    "The trace covers only the first part of the step: memlog stopped recording when its own work had taken "
+    "as long as the budget allows. So peaks are lower bounds; a larger `budget` (`--budget` of `memlog run`) "
+    "traces more."
+)
+CUT_BRIEFLY = "the budget was used up within the step"
+"""`CUT` in a few words."""
 
 
 class StepInputs(msgspec.Struct, frozen=True, array_like=True, tag="step_inputs"):

@@ -175,6 +175,8 @@ class TracedFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Peak of its tensors."""
     worst_exact: bool | None
     """True if ``worst_peak_bytes`` is exact and is the peak of a whole training iteration."""
+    worst_cut: str | None = None
+    """Reason why the worst trace covers only the first part of its step; ``None``: it was not cut."""
     worst_device: str | None
     """Device of which the worst step's memory was traced: ``host``, or its name as in metric names; ``None``
     in a run of an older memlog, or if no step was traced."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memlog._internal.redact import bare_address, without_credentials
 from memlog._internal.safe_files import read_plain, replacing
 from memlog._version import __version__
-from memlog.events import Alert, Artifact, End, Finding, StepInputs
+from memlog.events import CUT, Alert, Artifact, End, Finding, StepInputs
 from memlog.facts.later_memory import saving_costs
 from memlog.facts.verdict import verdict
 from memlog.findings import failure_place
@@ -276,6 +276,7 @@ def _traced(totals: Accumulator) -> TracedFacts:
         worst_step=worst.step if worst else None,
         worst_peak_bytes=worst.peak if worst else None,
         worst_exact=worst.exact if worst else None,
+        worst_cut=CUT if worst and worst.cut else None,
         worst_device=worst.device if worst else None,
         cost_ms=sum(event.tracing_ms for event in health) if health else None,
         set_up_ms=sum(event.tracing_set_up_ms for event in health) if health else None,

@@ -469,7 +469,9 @@ def _tracing(summary: Summary) -> str | None:
     if summary.traced.cost_ms is None or not summary.traced.steps:
         why = summary.traced.untraced
         return None if why is None else f"no step was traced: {why}"
-    return f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
+    told = f"{summary.traced.cost_ms:,.0f} ms more than other steps, {summary.traced.steps:,} traced steps"
+    cut = summary.traced.worst_cut
+    return told if cut is None else f"{told}. {cut}"
 
 
 def _delivered(name: str, one: Delivery) -> str:

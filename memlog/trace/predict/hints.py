@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from memlog._internal.terminal import format_bytes
+from memlog.events import CUT
 from memlog.trace.predict import optimizers
 from memlog.trace.predict.checkpointing import best_plan, running_statistics
 from memlog.trace.predict.lifetimes import TracedStep
@@ -83,6 +84,8 @@ class Advice(msgspec.Struct, frozen=True):
     """Changes that would lower the peak. The change that saves the most bytes comes first."""
     notes: tuple[str, ...]
     """Whole sentences about the limits of these figures."""
+    is_lower_bound: bool = False
+    """True if the traced step held more than these figures, because a part of it was not traced."""
 
 
 def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
@@ -103,6 +106,7 @@ def advise(trace: RecordedTrace, held: int | None = None) -> Advice:
         layers=_layers(trace),
         hints=hints,
         notes=notes,
+        is_lower_bound=result.exactness == "lower bound",
     )
 
 
@@ -120,7 +124,7 @@ def _predictions(
     """Return the steady peak, hints and notes. If the trace is not complete, return only a note."""
     incomplete = why_no_prediction(trace)
     if incomplete is not None:
-        return None, (), (incomplete,)
+        return None, (), (*(note for note in trace.result.unseen if note == CUT), incomplete)
     traced = TracedStep(trace)
     peak = traced.peak
     min_saved = WORTH * max(peak, held or 0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memlog._internal.safe_files import replacing
-from memlog.events import Batch, Event, Trace, TracedLayer, TracedLine, now_us, peak_readings
+from memlog.events import CUT, Batch, Event, Trace, TracedLayer, TracedLine, now_us, peak_readings
 from memlog.facts.levels import WORSE
 from memlog.trace.encoding import OUTSIDE_PATH
 from memlog.trace.records import LayerFigures, RecordedTrace, TraceResult
@@ -104,11 +104,6 @@ _PART = (
     "peaks are lower bounds."
 )
 
-CUT = (
-    "The trace covers only the first part of the step: memlog stopped recording when its own work had taken "
-    "as long as the budget allows (`budget` in `memlog.init`), so peaks are lower bounds."
-)
-
 FROZEN_START_MISSED = (
     "The trace begins at the first module that is called with gradients. Other modules were called before "
     "it, probably in the same step. Their allocations are missing, so peaks are lower bounds."
@@ -139,7 +134,7 @@ class StepTrace(NamedTuple):
         exactness = "lower bound" if result.exactness == "exact" else result.exactness
         partial = msgspec.structs.replace(result, exactness=exactness, unseen=(*result.unseen, why))
         trace = msgspec.structs.replace(self.trace, result=partial)
-        event = msgspec.structs.replace(self.event, exact=False)
+        event = msgspec.structs.replace(self.event, exact=False, cut=why is CUT)
         return self._replace(trace=trace, event=event, whole=False)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog.events import Event
+from memlog.events import CUT, Event
 from memlog.tracer.schedule.budget import (
     ATTEMPT_FAILED,
     LIMITS,
@@ -44,7 +44,6 @@ from memlog.tracer.schedule.iteration import (
     when_to_wait,
 )
 from memlog.tracer.schedule.kept_trace import (
-    CUT,
     FROZEN_START_MISSED,
     KeptTrace,
     LargerSteps,

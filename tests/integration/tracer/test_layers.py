@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from support.commands import output_of
 from support.events import recorded, traces
 from support.modes import Users
 
 import memlog
-from memlog.events import Artifact, Batch
+from memlog._internal.terminal import format_bytes
+from memlog.events import CUT, Artifact, Batch
 from memlog.journal import list_runs
 from memlog.metrics import values
 from memlog.reports.worst_step import read_worst_step
@@ -178,7 +180,12 @@ def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Pa
     (run,) = list_runs(runs)
     result = read_worst_step(run).trace.result
     assert result.exactness == "lower bound"
-    assert any("only the first part of the step" in sentence for sentence in result.unseen)
+    assert CUT in result.unseen
+    assert trace.cut
+    advice = output_of("advise", run.id)
+    assert f"step 0: at least {format_bytes(result.peak)} at the peak" in advice
+    assert "held at the peak, at least" in advice
+    assert CUT.replace("`", "") in advice
 
 
 def test_a_step_that_is_asked_for_is_traced_to_its_end() -> None:

@@ -10,7 +10,7 @@ from support.journals import GIB, MadeRun, at, batch, cuda, finished_run
 
 from memlog._internal.processes import RankPosition
 from memlog.delivery.helper.rank_journal import publish_afterwards
-from memlog.events import Alert, Batch, Device, DeviceUse, Health, Run, Sample, Trace
+from memlog.events import CUT, Alert, Batch, Device, DeviceUse, Health, Run, Sample, Trace
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import UploadState
 from memlog.reports import encode, summarize
@@ -91,6 +91,22 @@ def test_show_adds_the_time_of_traced_steps(tmp_path: Path) -> None:
     MadeRun(tmp_path).write(traced, batch(0, GIB), cost).closed()
     (line,) = [one for one in output_of("show", "latest").splitlines() if "overhead" in one]
     assert line.endswith("100.0 ms in all, and 2.0 s for traced steps; nothing was lost")
+
+
+def test_show_tells_why_a_trace_covers_a_part_of_its_step(tmp_path: Path) -> None:
+    part = Trace(at(1), 0, "dispatch", False, GIB, {}, (), 0, cut=True)
+    cost = Health(at(1), 0, 0.5, 100.0, {}, {}, tracing_set_up_ms=60.0)
+    MadeRun(tmp_path).write(part, batch(0, GIB), cost).closed()
+    (line,) = [each for each in output_of("show", "latest").splitlines() if "in tensors" in each]
+    assert (
+        "1.0 GiB in tensors (lower bound: the budget was used up within the step), step 0" in line
+    )
+    assert CUT.replace("`", "") in output_of("show", "latest", "--all")
+    document = json.loads(output_of("show", "latest", "--json"))
+    assert document["traced"]["worst_cut"] == CUT
+    page = tmp_path / "page.html"
+    output_of("report", "latest", "-o", str(page))
+    assert CUT.split("`")[0] in page.read_text()
 
 
 @pytest.mark.parametrize("options", [(), ("--all",)])

@@ -56,7 +56,8 @@ def test_the_fields_are_frozen() -> None:
         "points.<>.": "count",
         "points.<>.rss.": "last_bytes largest_bytes",
         "points.<>.allocated.<>.": "last_bytes largest_bytes",
-        "traced.": "steps worst_step worst_peak_bytes worst_exact worst_device cost_ms set_up_ms untraced",
+        "traced.": "steps worst_step worst_peak_bytes worst_exact worst_cut worst_device cost_ms set_up_ms "
+        "untraced",
         "health.": "published thinned overhead_ms_per_step overhead_ms_total journal_queued",
         "health.delivered.<>.": "points stage problem",
         "health.delivered.<>.runs[].": "id uri own name offset",
