@@ -120,7 +120,13 @@ def _worst_step(run: RunDirectory) -> tuple[RunDirectory, Trace, RecordedTrace]:
         if other is not None:
             with suppress(TraceNotFoundError):
                 return (other, *read_worst_step(other))
-    return (run, *read_worst_step(run))
+    try:
+        return (run, *read_worst_step(run))
+    except TraceNotFoundError as error:
+        waits = summarize(run).traced.untraced
+        if waits is None:
+            raise
+        raise TraceNotFoundError(f"no step of run {run.id} was traced: {waits}") from error
 
 
 def _print(console: Console, document: RunAdvice) -> None:

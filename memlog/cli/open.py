@@ -76,6 +76,12 @@ def _newest(run: RunDirectory) -> Path:
         if path is not None and is_openable(path):
             return path
     if not events:
+        from memlog.reports import summarize  # noqa: PLC0415 - only for a run without files
+
+        if (waits := summarize(run).traced.untraced) is not None:
+            raise UnopenableFileError(
+                f"run {run.id} has no flame graph: no step was traced: {waits}"
+            )
         raise UnopenableFileError(
             f"run {run.id} has no flame graph: no step of it was traced; train with memlog.init(model=model, "
             f"layers=True), or with `memlog run --layers`; `{run.command('report')}` writes the run's report"

@@ -270,7 +270,9 @@ def _of_the_model(state: FinalState, predicted: Prediction | None) -> Iterator[s
         yield from (
             _by_prediction(predicted) or list(_by_category(trace, held)) or _by_others(trace, held)
         )
-    if trace is None and state.traced_device is None:
+    if trace is None and state.untraced:
+        yield f"No step was traced, which would show what holds the memory: {state.untraced}."
+    elif trace is None and state.traced_device is None:
         yield "Tracing shows what holds the memory: `memlog.init(model=model, layers=True)`."
 
 

@@ -119,5 +119,7 @@ def _next(run: RunDirectory, summary: Summary) -> Iterator[str]:
         yield f"train for {FEWEST_LEVELS} steps or more"
     elif not has_report and summary.outcome == "unsure":
         yield "train for more steps; memlog then looks for the cause"
+    elif summary.traced.untraced is not None:
+        yield f"`{run.command('show')}` tells why no step was traced, and the budget that traces the first"
     else:
         yield "`memlog run --layers -- COMMAND` for the layers that hold the peak"

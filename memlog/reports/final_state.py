@@ -19,6 +19,7 @@ from memlog.events import (
     End,
     Exit,
     Finding,
+    Health,
     OutOfMemory,
     PinnedMemory,
     RankFailure,
@@ -151,6 +152,8 @@ class FinalState(msgspec.Struct):
     """Findings in this process during the run, oldest first."""
     largest: StepInputs | None = None
     """Inputs of the newest step that is known to have raised the peak."""
+    untraced: str = ""
+    """Reason why the first trace waits, with the remedy; empty if it does not wait."""
     traced: Batch | None = None
     """Memory at the end of the newest traced step; ``None``: unknown."""
     traced_steps: list[int] = []
@@ -250,6 +253,8 @@ def _take_all(
                 # Newest first, because a program can count its steps anew.
                 same = (step for step in reversed(steps) if step.step == event.step)
                 state.traced = next(same, None)
+        elif isinstance(event, Health):
+            state.untraced = event.untraced or state.untraced
         else:
             _note(state, event)
 

@@ -401,6 +401,8 @@ def _holders(state: FinalState) -> Iterator[str]:
         )
     elif trace is None and not state.steps:
         yield "No step was complete, so the layers' shares are unknown."
+    elif trace is None and state.untraced:
+        yield f"No step was traced, so the layers' shares are unknown: {state.untraced}."
     elif trace is None:
         yield (
             "No step was traced, so the layers' shares are unknown: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from memlog._internal import current_session
 from memlog._internal.diagnostics import Diagnostics
 
 SPACING = 20
@@ -244,10 +246,18 @@ class StepCosts:
         if not self.budget.expect(expected, now):
             return False
         due = (self.budget.set_up + expected) / self._share
+        enough = f"{min(expected / AT_START, 1.0):.1g} or more"
+        launched = current_session.launch()
+        by_option = (
+            launched is not None and launched.layers and math.isclose(launched.budget, self._share)
+        )
         self.untraced = (
             f"tracing this model's {modules:,} modules is expected to take {expected:.2g} s, which "
-            f"budget={self._share:g} allows after {due:,.0f} s of training; for the first step, set "
-            f"budget={min(expected / AT_START, 1.0):.1g} or more, or call session.snapshot() before it"
+            f"budget={self._share:g} allows after {due:,.0f} s of training; for the first step, "
+        ) + (
+            f"pass --budget {enough} to memlog run"
+            if by_option
+            else f"set budget={enough}, or call session.snapshot() before it"
         )
         return True
 

@@ -77,7 +77,7 @@ def test_the_document_is_stable(tmp_path: Path) -> None:
     assert document["fit"] is None
     assert (document["schema"], document["run"], document["step"]) == (1, run.id, 7)
     advice = document["advice"]
-    named = "device engine traced_peak peak categories layers hints notes"
+    named = "device engine traced_peak peak categories layers hints notes is_lower_bound"
     assert set(advice) == set(named.split())
     assert set(advice["layers"][0]) == {"path", "at_peak", "largest"}
     assert set(advice["hints"][0]) == {"kind", "what", "peak", "saved", "share", "modules", "time"}

@@ -116,6 +116,18 @@ def test_show_tells_why_no_step_was_traced(tmp_path: Path, options: tuple[str, .
     assert "it allows that after 60 s" in output_of("show", "latest", *options)
 
 
+def test_other_commands_give_the_same_reason(tmp_path: Path) -> None:
+    waits = Health(at(1), 0, 0.5, 100.0, {}, {}, untraced="it allows that after 60 s")
+    MadeRun(tmp_path).write(*(batch(step, GIB) for step in range(200)), waits).closed()
+    for command in ("advise", "open"):
+        told = complaint(command, "latest")
+        assert told.endswith(": it allows that after 60 s")
+        assert "layers=True" not in told
+    brief = output_of("show", "latest", "--brief")
+    assert "memlog run --layers" not in brief
+    assert "tells why no step was traced" in brief
+
+
 def test_latest_is_the_lowest_rank_of_a_training(tmp_path: Path) -> None:
     for rank in range(2):
         made = MadeRun(tmp_path, f"rank{rank}").ranked(RankPosition(rank, 2, "a"), begun=rank)

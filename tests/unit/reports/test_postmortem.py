@@ -22,6 +22,7 @@ from memlog.events import (
     Device,
     DeviceState,
     DeviceUse,
+    Health,
     PinnedMemory,
     Sample,
     Trace,
@@ -280,6 +281,13 @@ def test_the_flame_graph_is_named_where_there_is_one(tmp_path: Path) -> None:
     assert f"`memlog open k7m2xq9a --dir {tmp_path / 'wordless'}`" in wordless
     untraced = report_of(ended(tmp_path / "untraced")).text
     assert "newest traced step" not in untraced
+
+
+def test_why_no_step_was_traced_is_told_in_place_of_how_to_trace(tmp_path: Path) -> None:
+    waits = Health(at(2), 0, 0.5, 100.0, {}, {}, untraced="it allows that after 60 s")
+    text = report_of(ended(tmp_path, waits, FAILURE)).text
+    assert "so the layers' shares are unknown: it allows that after 60 s." in text
+    assert "layers=True" not in text
 
 
 def predicted() -> advice.Prediction:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memlog._internal.current_session import VARIABLE, Launch
 from memlog.tracer.schedule.budget import AT_START, SET_UP, SPACING, Budget, StepCosts
 
 
@@ -147,6 +148,25 @@ def test_a_first_trace_of_which_less_than_a_quarter_fits_waits_until_it_is_earne
     assert not costs.waits(300, "cpu", now=66)
     costs.window_opened(66)
     assert not costs.untraced
+
+
+@pytest.mark.parametrize(
+    ("launched", "remedy"),
+    [
+        (Launch(pid=1, directory="/", layers=True), "pass --budget 0.06 or more to memlog run"),
+        (
+            Launch(pid=1, directory="/"),
+            "set budget=0.06 or more, or call session.snapshot() before it",
+        ),
+    ],
+)
+def test_a_program_without_a_session_is_told_of_the_command_s_option(
+    launched: Launch, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, launched.encode())
+    costs = StepCosts(0.01)
+    assert costs.waits(300, "cpu", now=0)
+    assert costs.untraced.endswith(f"for the first step, {remedy}")
 
 
 def test_a_model_on_an_accelerator_or_with_a_larger_budget_is_traced_at_once() -> None:
