@@ -282,6 +282,20 @@ def referrers(one: object) -> list[Any]:
     return tracked_objects(_all_but_tuples, gc.get_referrers, one)
 
 
+_PER_BLOCK: Final = 0.04e-6
+"""Seconds of `instances` or `referrers` for each block of memory that Python's allocator has given out.
+Measured were 0.01 to 0.07 µs, less in processes of more blocks."""
+
+
+def pass_seconds() -> float:
+    """Return the seconds that one call of `instances` or `referrers` is expected to take.
+
+    The result is 0 if Python does not use its own allocator. To count the objects would take a third of that
+    time, so the blocks of their memory are counted.
+    """
+    return _PER_BLOCK * sys.getallocatedblocks()
+
+
 def instances(*classes: type) -> list[Any]:
     """Return all live instances of classes and their subclasses.
 

@@ -80,7 +80,7 @@ def _newest(run: RunDirectory) -> Path:
 
         if (waits := summarize(run).traced.untraced) is not None:
             raise UnopenableFileError(
-                f"run {run.id} has no flame graph: no step was traced: {waits}"
+                f"run {run.id} has no flame graph, because no step was traced: {waits}"
             )
         raise UnopenableFileError(
             f"run {run.id} has no flame graph: no step of it was traced; train with memlog.init(model=model, "

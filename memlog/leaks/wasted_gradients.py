@@ -22,26 +22,27 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from memlog._internal.diagnostics import Diagnostics
-from memlog._internal.inert_access import bases, instance_dict
+from memlog._internal.inert_access import instance_dict, instances, is_kind, pass_seconds
 from memlog._internal.terminal import MIB, format_bytes
 from memlog.events import Event, Finding, now_us
 from memlog.leaks.autograd_graphs import UnusedGraphs
 from memlog.leaks.live_tensors import storage_of, tensor_storage
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
-from memlog.leaks.process_objects import KindTable, TimeBudget, all_objects
+from memlog.leaks.process_objects import TimeBudget
 from memlog.leaks.watched_storages import StorageMode, may_watch, plain_tensors
 from memlog.torchside import internals
 from memlog.torchside.tensors import TensorBase
 from memlog.tracer.function_patch import remove_when_possible
+from memlog.tracer.schedule.budget import AT_START
 
 _FIRST = 8
 """Number of steps before the first look at all parameters."""
 _FACTOR = 8
 """Factor by which the step number rises from one look to the next: steps 8, 64, 512 and so on."""
 _SHARE = 0.005
-"""Maximum fraction of the run's time for looking at all parameters. Above this fraction, no further look
-begins."""
+"""Maximum fraction of the run's time for looking at all parameters. A look begins if it is expected to stay
+below this fraction of the time so far, or of `AT_START`."""
 
 
 class WastedGradients:
@@ -98,15 +99,22 @@ class WastedGradients:
             return
         if search.watching or search.pending:
             if search.watching or may_watch():
+                began = time.thread_time()
                 search.step_ended(step)
-        elif self._steps >= self._next_look and may_watch():
-            began = time.monotonic()
-            if self._spent <= _SHARE * (began - self._begun):
-                search.look(step)
-                self._spent += time.monotonic() - began
-                self._next_look = _FACTOR * self._steps
+                self._spent += time.thread_time() - began
+        elif self._steps >= self._next_look and may_watch() and self._is_earned():
+            began = time.thread_time()
+            search.look(step)
+            self._spent += time.thread_time() - began
+            self._next_look = _FACTOR * self._steps
         if self._take(search.finding):
             self._unowned = None
+
+    def _is_earned(self) -> bool:
+        """Return whether the run has earned another look. In a process of too many objects, none begins."""
+        expected = pass_seconds()
+        may_take = _SHARE * max(time.monotonic() - self._begun, AT_START)
+        return expected <= _SECONDS and self._spent + expected <= may_take
 
     def _take(self, finding: Finding | None) -> bool:
         if finding is not None:
@@ -124,7 +132,8 @@ _LEAST_SHARE: Final = 0.02
 """Fraction of the bytes of all parameters' gradients. If the unowned gradients take less than this fraction,
 or less than `_LEAST_BYTES`, the search does not go on."""
 _SECONDS: Final = 0.5
-"""Maximum processor seconds for one pass over all objects, or for the search for owners."""
+"""Maximum processor seconds that a pass over all objects may be expected to take, and of the search for
+owners."""
 _NAMED: Final = 8
 """Maximum number of parameters whose owners are searched for: those with the largest gradients."""
 _MAX_TENSORS: Final = 20_000
@@ -171,7 +180,7 @@ class UnownedGradients:
 
         If the gradients that no optimizer owns are large enough, begin to watch iterations.
         """
-        self._gradients, self._all_bytes = _unowned(TimeBudget(_SECONDS))
+        self._gradients, self._all_bytes = _unowned()
         self._per_step = 0.0
         self._watch_if_it_matters(step)
 
@@ -245,9 +254,7 @@ class UnownedGradients:
         largest = sorted(self._gradients.values(), key=lambda gradient: -gradient.size)
         size = sum(gradient.size for gradient in largest)
         wanted = {gradient.parameter for gradient in largest[:_NAMED]}
-        budget = TimeBudget(_SECONDS)
-        with budget.running():
-            parameters, _ = _parameters_and_optimizers(budget)
+        parameters, _ = _parameters_and_optimizers()
         name, place = _name([parameter for parameter in parameters if id(parameter) in wanted])
         subject = f"Parameters of `{name}`{place}" if name else "Parameters"
         return Finding(
@@ -279,34 +286,24 @@ def _remedy(name: str) -> str:
     )
 
 
-def _unowned(budget: TimeBudget) -> tuple[dict[int, _Gradient], int]:
+def _unowned() -> tuple[dict[int, _Gradient], int]:
     """Return the unowned gradients by their storage's identity. Also return the bytes of all gradients."""
-    with budget.running():
-        parameters, optimizers = _parameters_and_optimizers(budget)
-        owned = {
-            id(parameter) for optimizer in optimizers for parameter in _parameters_of(optimizer)
-        }
-        gradients = [gradient for parameter in parameters if (gradient := _gradient_of(parameter))]
-        size = sum(gradient.size for gradient in gradients)
-        # An optimizer that was not reached can have the parameters.
-        if budget.spent:
-            return {}, size
-    return {
+    parameters, optimizers = _parameters_and_optimizers()
+    owned = {id(parameter) for optimizer in optimizers for parameter in _parameters_of(optimizer)}
+    gradients = [gradient for parameter in parameters if (gradient := _gradient_of(parameter))]
+    size = sum(gradient.size for gradient in gradients)
+    unowned = {
         gradient.storage: gradient for gradient in gradients if gradient.parameter not in owned
-    }, size
+    }
+    return unowned, size
 
 
-def _parameters_and_optimizers(budget: TimeBudget) -> tuple[list[Any], list[Any]]:
-    by_kind: dict[str, list[Any]] = {"parameter": [], "optimizer": []}
-    for value, kind in KindTable(_kind).select_until_spent(all_objects(), budget):
-        by_kind[kind].append(value)
-    return by_kind["parameter"], by_kind["optimizer"]
-
-
-def _kind(kind: type) -> str | None:
-    if kind is torch.nn.Parameter:
-        return "parameter"
-    return "optimizer" if any(base is torch.optim.Optimizer for base in bases(kind)) else None
+def _parameters_and_optimizers() -> tuple[list[Any], list[Any]]:
+    objects = instances(torch.nn.Parameter, torch.optim.Optimizer)
+    return (
+        [each for each in objects if type(each) is torch.nn.Parameter],
+        [each for each in objects if is_kind(each, torch.optim.Optimizer)],
+    )
 
 
 def _parameters_of(optimizer: Any) -> Iterable[Any]:
@@ -332,9 +329,7 @@ def _still(gradients: dict[int, _Gradient], most: float) -> dict[int, _Gradient]
 
     Leave out a gradient if the number of in-place changes (torch's version) has risen by more than ``most``.
     """
-    budget = TimeBudget(_SECONDS)
-    with budget.running():
-        parameters, _ = _parameters_and_optimizers(budget)
+    parameters, _ = _parameters_and_optimizers()
     known = {gradient.parameter for gradient in gradients.values()}
     same = {}
     for now in [_gradient_of(parameter) for parameter in parameters if id(parameter) in known]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.inert_access import instance_dict, instances, referrers
+from memlog._internal.inert_access import instance_dict, instances, pass_seconds, referrers
 from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
@@ -299,17 +299,11 @@ class _LiveNumbers:
 
 
 _MOST_SEARCHES = 3
-_PER_BLOCK = 0.15e-6
-"""Seconds of a search for each block of memory that Python's allocator has given out. This is twice the
-time that a search took in a process with torch, for what a busy machine takes longer."""
 
 
 def search_seconds() -> float:
-    """Return the seconds that a search for the outermost module is expected to take, `may_be_part` included.
-
-    Counting the objects takes a third as long as a search of them, so their memory is counted instead.
-    """
-    return _PER_BLOCK * sys.getallocatedblocks()
+    """Return the seconds that `may_be_part` and a search for the outermost module are expected to take."""
+    return 2 * pass_seconds()
 
 
 class ModuleParents:

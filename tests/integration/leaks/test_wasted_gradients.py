@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,12 +12,21 @@ from memlog._internal.diagnostics import Diagnostics
 from memlog.events import Event, Finding
 
 torch = pytest.importorskip("torch")
-from memlog.leaks.wasted_gradients import WastedGradients  # noqa: E402 - it loads torch
+from memlog.leaks import wasted_gradients  # noqa: E402 - it loads torch
+from memlog.leaks.wasted_gradients import WastedGradients  # noqa: E402
 from memlog.torchside import internals  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.integration
 STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def expected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a look is expected to take. These trainings are too short to earn one."""
+    seconds = [0.0]
+    monkeypatch.setattr(wasted_gradients, "pass_seconds", lambda: seconds[0])
+    return seconds
 
 
 def mlp(width: int = 512) -> torch.nn.Sequential:
@@ -61,6 +71,48 @@ def test_a_teacher_that_is_not_frozen_is_named() -> None:
     assert finding.kind == "unowned_gradients"
     assert finding.where == "`teacher of steps` in `found()`"  # the generator's local variable
     assert "take 1.1 MiB" in finding.title
+
+
+def test_the_first_look_waits_until_the_run_has_earned_it(
+    expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(
+        wasted_gradients.UnownedGradients, "look", lambda _, step: looks.append(step)
+    )
+    began = time.monotonic()
+    search = WastedGradients(lambda _: None, Diagnostics())
+    after: dict[int, float] = {5: 0.0, 20: 39.0, 30: 41.0}
+    seconds = 0.0
+    monkeypatch.setattr(wasted_gradients.time, "monotonic", lambda: began + seconds)
+    expected[0] = 0.2  # 0.5 % of 40 s
+    for step in range(40):
+        seconds = after.get(step, seconds)
+        search.after_step(step, busy=False)
+    search.finish(None)
+    assert looks == [30]
+
+
+@pytest.mark.parametrize(("seconds", "at"), [(0.049, [7]), (0.051, []), (0.6, [])])
+def test_a_short_look_does_not_wait_and_a_long_one_never_begins(
+    seconds: float, at: list[int], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first 10 s of training may be used at once."""
+    looks: list[int] = []
+    monkeypatch.setattr(
+        wasted_gradients.UnownedGradients, "look", lambda _, step: looks.append(step)
+    )
+    now = time.monotonic()
+    monkeypatch.setattr(wasted_gradients.time, "monotonic", lambda: now)
+    search = WastedGradients(lambda _: None, Diagnostics())
+    expected[0] = seconds
+    for step in range(40):
+        search.after_step(step, busy=False)
+    if seconds > 0.5:
+        monkeypatch.setattr(wasted_gradients.time, "monotonic", lambda: now + 1e6)
+        search.after_step(40, busy=False)
+    search.finish(None)
+    assert looks == at
 
 
 def test_parameters_can_be_swapped_between_steps() -> None:
