@@ -148,7 +148,7 @@ def _print(console: Console, document: RunAdvice) -> None:
     console.print()
     if advice.hints:
         print_hints(console, advice.hints)
-    else:
+    elif advice.peak is not None:
         console.print(plain(_nothing(advice, document.standing.held)))
     for note in advice.notes:
         console.print(plain(note.replace("`", ""), "dim"))

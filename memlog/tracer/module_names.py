@@ -384,7 +384,7 @@ class ModuleParents:
 
 _MOST_VALUES = 2_000
 """Maximum number of values to look at in a search of the variables."""
-_MOST_ITEMS = 64
+_MOST_ITEMS = 256
 """Containers and objects with more values than this are not looked into: they are data, not models."""
 _DEPTH = 3
 """Number of times that a search looks into the values of values."""

@@ -254,7 +254,7 @@ def _what_helps(step: ShownStep) -> list[Child]:
         ]
         headings = ["what would help", "predicted peak", "saved"]
         parts.append(table("What would help", headings, rows, numbers=(1,)))
-    else:
+    elif advice.peak is not None:
         parts.append(el("p", "Nothing that memlog can predict would make it smaller."))
     return parts + [el("p", *prose(note), class_="note") for note in advice.notes]
 

@@ -186,6 +186,7 @@ def test_a_trace_beyond_its_limit_covers_a_part_of_the_step_and_says_so(runs: Pa
     assert f"step 0: at least {format_bytes(result.peak)} at the peak" in advice
     assert "held at the peak, at least" in advice
     assert CUT.replace("`", "") in advice
+    assert "No change that memlog can predict" not in advice
 
 
 def test_a_step_that_is_asked_for_is_traced_to_its_end() -> None:
