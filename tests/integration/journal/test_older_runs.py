@@ -51,6 +51,8 @@ ADDED = (
     "failed_at",
 )
 """Keys that newer code has added to the document of `memlog show --json`."""
+OF_TRACES = ("worst_device", "worst_cut", "untraced")
+"""Keys that newer code has added to its object `traced`."""
 
 
 @pytest.mark.parametrize("run", [FIRST, SECOND])
@@ -63,7 +65,7 @@ def test_show_gives_the_same_document(runs: Path, run: str) -> None:
     assert document.pop("verdict").startswith(("No growth", "Too few steps"))
     assert [document.pop(name) for name in ADDED][:3] == [0, 39, "steady"]
     assert not any(peak.pop("after_step") for peak in document["peaks"].values())
-    assert document["traced"].pop("worst_device") is None
+    assert [document["traced"].pop(name) for name in OF_TRACES] == [None] * 3
     assert document == expected(f"show-{run}")
 
 
@@ -151,7 +153,7 @@ def test_show_reads_what_an_older_trainer_has_written_to_wandb(killed: Path) -> 
     wanted = expected(f"show-{KILLED}")
     assert [output.pop(name) for name in ADDED][:3] == [0, 15, "unsure"]
     assert not any(peak.pop("after_step") for peak in output["peaks"].values())
-    assert output["traced"].pop("worst_device") is None
+    assert [output["traced"].pop(name) for name in OF_TRACES] == [None] * 3
     assert output.pop("verdict").startswith("Ended unexpectedly after step 15. Unsure: ")
     del wanted["verdict"]  # newer code names what is in doubt
     # In newer code, a run ends with its own last event, not with a later report on it.

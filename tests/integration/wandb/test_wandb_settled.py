@@ -154,7 +154,7 @@ def test_each_run_of_a_session_keeps_its_own_verdict(tmp_path: Path) -> None:
 def test_a_client_that_hangs_delays_the_end_by_a_second(tmp_path: Path) -> None:
     errors = train(
         """
-    settling.SETTLED_WITHIN = 1.0
+    protocol.SETTLED_WITHIN = 1.0
     run = start()
     kept = leak(run)
     run.log_artifact = lambda *_: time.sleep(600)
