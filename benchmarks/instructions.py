@@ -114,7 +114,7 @@ def _count(folder: Path, *program: str) -> dict[str, float]:
         }
         subprocess.run(
             [
-                # On one processor: the kernel counts pages for each processor, so that its figures change in a
+                # On one processor: the kernel counts pages for each one, so that its figures change in a
                 # step in which the process moves. Such a step is not a steady one.
                 *("taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))),
                 *("valgrind", "-q", "--tool=callgrind", "--instr-atstart=no"),
