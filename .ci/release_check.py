@@ -117,12 +117,16 @@ def files_in(dist: Path) -> tuple[Path, Path]:
     return wheel, sdist
 
 
+def metadata_of(wheel: Path) -> bytes:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        return archive.read(name)
+
+
 def metadata(dist: Path, version: str) -> str:
     """Check the metadata of the wheel and the sdist as the package index does. Return a summary."""
     wheel, sdist = files_in(dist)
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
-        of_wheel = archive.read(name)
+    of_wheel = metadata_of(wheel)
     with tarfile.open(sdist) as archive:
         member = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
         of_sdist = b"" if member is None else member.read()
@@ -144,9 +148,7 @@ def metadata(dist: Path, version: str) -> str:
 
 def dependencies(wheel: Path) -> list[Distribution]:
     """Return the installed distributions that a wheel needs without extras, and those that these need."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
-        found = Metadata.from_email(archive.read(name), validate=True)
+    found = Metadata.from_email(metadata_of(wheel), validate=True)
     waiting, known = list(found.requires_dist or ()), dict[str, Distribution]()
     while waiting:
         needed = waiting.pop()

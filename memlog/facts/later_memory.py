@@ -223,9 +223,7 @@ def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -
 def _remedy(state: SavedState, cost: SavingCost) -> str | None:
     """Return what the program can do that it does not do yet; ``None``: nothing is known."""
     remedy = _REMEDIES.get(cost.way)
-    smaller = {
-        candidate.way: candidate for candidate in saving_costs(replace(state, shard=_SMALL_FILE))
-    }
+    smaller = {cost.way: cost for cost in saving_costs(replace(state, shard=_SMALL_FILE))}
     if remedy is None or (
         cost.way == "transformers_trainer" and smaller[cost.way].host >= cost.host
     ):
@@ -326,7 +324,6 @@ def longest_batch(
     low: int = known[1]
     high: int | None = low
     evidence: list[str] = []
-    """What this is computed from."""
     if size > max(known[0], found.largest):
         predicted = _predicted(found, size)
         if predicted is None:
@@ -401,8 +398,7 @@ def _longest(found: PeaksBySize) -> tuple[int, LengthSource]:
     if not (found.grows and found.dimension):
         draws = found.steps * ((found.batch or 1) if lengths.is_random else 1)
         share = next(
-            (0.5**at for at, quantile in enumerate(lengths.tail, 1) if quantile > found.largest),
-            0.0,
+            (0.5**at for at, size in enumerate(lengths.tail, 1) if size > found.largest), 0.0
         )
         # Probability that none of the longer samples was drawn so far.
         if (1 - share) ** draws < _NEVER:

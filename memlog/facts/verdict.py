@@ -58,7 +58,7 @@ def _without_finding(facts: RunFold, status: RunStatus) -> RunVerdict:
     if facts.steps < FEWEST_LEVELS or few is not None:
         return _of_few_steps(facts, few, reached)
     grown = [
-        (growth.rate * (growth.step - growth.since_step), owner_of(series), growth)
+        (growth.rise, owner_of(series), growth)
         for series, growth in facts.growth(status).items()
         if series == HOST_ANON or series.endswith(ALLOCATED)
     ]

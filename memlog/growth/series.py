@@ -62,6 +62,11 @@ class Suspicion(NamedTuple):
     """Settings of the device's allocator, as in `memlog.events.Device`; ``None`` if unknown or not about a
     device."""
 
+    @property
+    def rise(self) -> float:
+        """Bytes of the growth so far."""
+        return self.rate * (self.step - self.since_step)
+
 
 _WIDEST = 2.0
 """Maximum ratio of the highest to the lowest estimate of the steps until the limit. Above this ratio, memlog

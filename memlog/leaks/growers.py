@@ -192,26 +192,23 @@ class Candidate(NamedTuple):
     @property
     def is_one(self) -> bool:
         """True if it has had one identity all the time. Another object can have had the same one."""
-        known = {
-            reading.identity.container for reading in self.readings if reading.identity is not None
-        }
-        return len(known) <= 1 and not self.is_replaced_first
+        containers = {identity.container for identity in self._identities()}
+        return len(containers) <= 1 and not self.is_replaced_first
+
+    def _identities(self) -> list[Identity]:
+        return [reading.identity for reading in self.readings if reading.identity is not None]
 
     @property
     def is_replaced(self) -> bool:
         """True if it has not been the same object all the time, or its first element has not."""
         if not self.is_one:
             return True
-        known = [reading.identity for reading in self.readings if reading.identity is not None]
+        known = self._identities()
         # A new container and a new element can have the identities of those that were freed. If another
         # element is the first one now, the program can have put it before the others.
-        is_other = len({identity.oldest for identity in known} - {None}) > 1
-        is_unknown = is_other and any(
-            identity.oldest and identity.reference is None for identity in known
-        )
-        is_freed = any(
-            identity.reference is not None and identity.reference() is None for identity in known
-        )
+        is_other = len({past.oldest for past in known} - {None}) > 1
+        is_unknown = is_other and any(past.oldest and past.reference is None for past in known)
+        is_freed = any(past.reference is not None and past.reference() is None for past in known)
         return is_unknown or is_freed
 
 
@@ -602,7 +599,6 @@ def _with_unseen(growers: list[Grower]) -> list[Grower]:
     if len(unseen) == 1 and seen < _OUTSIDE:
         only = unseen[0]
         rest = only.growth * (1 - seen) + only.bytes_gained
-        return [grower for grower in growers if grower is not only] + [
-            only._replace(bytes_gained=rest)
-        ]
+        others = [grower for grower in growers if grower is not only]
+        return [*others, only._replace(bytes_gained=rest)]
     return [grower._replace(foreign="", is_partial=False) for grower in growers]

@@ -406,8 +406,6 @@ def _holder(line: _Line, rate: float) -> Holder:
     )
 
 
-_GARBAGE = 0.25
-"""If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
 _COLLECTING = 2.0
 """Maximum processor seconds of the detector's garbage collections; in a long run, 1 % of the run's time.
 Beyond the maximum, the detector collects only young garbage, which has not survived two collections yet."""
@@ -457,8 +455,7 @@ class TrainersMemory:
         in_use = heap_in_use if device == series else lambda: device_in_use(device)
         collected = collect_garbage(old=old, in_use=in_use)
         self._collecting += thread_time() - began
-        rise = growth.rate * (growth.step - growth.since_step)
-        if collected is None or collected.freed < _GARBAGE * rise:
+        if collected is None or not collected.explains(growth.rise):
             return False
         before = self._collected.get(series)
         self._collected[series] = _Collected(growth.step, collected.left)

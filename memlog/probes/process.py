@@ -121,10 +121,8 @@ class HostProbe:
                 spaces = (private, other) if private else None  # sandboxed kernels write 0
                 mark = largest * _KIB
                 if mark <= memory.inherited:
-                    mark, text = (
-                        memory.status_figure(b"VmHWM"),
-                        b"",
-                    )  # it can rise beside an equal text
+                    mark = memory.status_figure(b"VmHWM")
+                    text = b""  # that figure can rise beside an equal text
         except Exception as error:  # noqa: BLE001 - an unreadable number must not end training
             # If another thread has ended the run meanwhile, the files are closed.
             if self._memory is not None:
@@ -387,12 +385,20 @@ def segments_without_history(torch: Any) -> list[Mapping[str, Any]] | None:
     return None if records_history(torch) else memory_snapshot()
 
 
+_EXPLAINS = 0.25
+"""If the collected garbage is less than this fraction of a growth, it is not the growth's cause."""
+
+
 class Collection(NamedTuple):
     """Result of collecting garbage, in bytes."""
 
     freed: int
     left: int
     """Bytes that are still in use after the collection."""
+
+    def explains(self, rise: float) -> bool:
+        """Return whether the garbage may be the cause of a growth by ``rise`` bytes."""
+        return self.freed >= _EXPLAINS * rise
 
 
 def heap_in_use() -> int | None:

@@ -125,10 +125,6 @@ class Training:
             for run in self._new_runs()
         )
 
-    def host(self, rank: int) -> str:
-        """Return the name of a rank's machine. Call it only for a rank that `search` has returned."""
-        return self._found[rank][1].host
-
     def _new_runs(self) -> Iterator[RunDirectory]:
         root = self._run.path.parent
         try:

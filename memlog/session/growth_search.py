@@ -176,10 +176,6 @@ class GrowthSearch:
         return explains
 
 
-_GARBAGE = 0.25
-"""If the collected garbage is less than this fraction of the growth, it is not the growth's cause."""
-
-
 class _Garbage:
     """Garbage of a process without torch."""
 
@@ -188,8 +184,7 @@ class _Garbage:
     ) -> bool:
         """Collect garbage. Return True if it explains the growth. After the last step, collect nothing."""
         collection = None if has_ended else collect_garbage(old=is_confirmed and not is_early)
-        rise = growth.rate * (growth.step - growth.since_step)
-        return collection is not None and collection.freed >= _GARBAGE * rise
+        return collection is not None and collection.explains(growth.rise)
 
 
 class _NoInquiry:

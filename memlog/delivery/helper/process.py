@@ -72,7 +72,6 @@ class Helper:
 
     def __init__(self, begin: protocol.Begin, judge: Judge, stop: StopTime) -> None:
         self._begin = begin
-        self._judge = judge
         self._settings = begin.settings
         self._diagnostics = Diagnostics()
         self._run = RunDirectory(Path(begin.run_directory))
