@@ -114,6 +114,10 @@ def _count(folder: Path, *program: str) -> dict[str, float]:
         }
         subprocess.run(
             [
+                # The program is a child of a small shell, not of a process that has loaded torch: it would
+                # inherit the large `ru_maxrss` of that one, and memlog reads more while it has (see
+                # `memlog.probes.process`).
+                *("sh", "-c", '"$@" || exit', "sh"),
                 # On one processor: the kernel counts pages for each one, so that its figures change in a
                 # step in which the process moves. Such a step is not a steady one.
                 *("taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))),
