@@ -41,8 +41,8 @@ def keep_report(
 ) -> Artifact | None:
     """Make a run's report and save it in the run's folder.
 
-    ``reader`` is a reader that has already read the journal's beginning; ``None``: a new reader reads the
-    whole journal. ``end`` is the run's end, if the journal has none yet.
+    ``reader`` is a reader that may have read the journal's beginning; ``None``: a new reader. ``end`` is the
+    run's end, if the journal has none yet.
 
     Returns:
         The event that describes the file; ``None`` if the run has no memory readings.
@@ -85,11 +85,7 @@ class HelpersReport:
         if step is None or step < _LONG:
             return
         with self._diagnostics.contained("reading ahead for the report"):
-            if self._reader is None:
-                from memlog.reports.page.facts import RunReader  # noqa: PLC0415
-
-                self._reader = RunReader(self._run)
-            self._reader.read(_EACH)
+            self._begun_reader().read(_EACH)
 
     def _prepare(self) -> None:
         """Import what makes the report, `_PREPARE_AFTER` seconds after the first step."""
@@ -103,10 +99,19 @@ class HelpersReport:
     def publish(self) -> None:
         begun = time.monotonic()
         with self._diagnostics.contained("making the report"):
-            artifact = keep_report(self._run, REPORT_FILE, self._reader)
+            artifact = keep_report(self._run, REPORT_FILE, self._begun_reader())
             if artifact is not None:
                 self._publish(artifact)
                 logger.info("made the run's report in %.2f s", time.monotonic() - begun)
+
+    def cache_summary(self) -> None:
+        """Cache the run's summary for ``memlog show``, if a report was published.
+
+        To be called after the last event of all processes.
+        """
+        with self._diagnostics.contained("caching the run's summary"):
+            if self._reader is not None:
+                self._reader.cache_summary()
 
     def publish_for(self, run_id: str, end: End) -> None:
         """Publish a report for a user's run that begins to end, while memlog's run may go on.
@@ -118,6 +123,13 @@ class HelpersReport:
             artifact = keep_report(self._run, f"report-{run_id}.html", self._reader, end)
             if artifact is not None:
                 self._publish(msgspec.structs.replace(artifact, name=REPORT_FILE))
+
+    def _begun_reader(self) -> RunReader:
+        if self._reader is None:
+            from memlog.reports.page.facts import RunReader  # noqa: PLC0415
+
+            self._reader = RunReader(self._run)
+        return self._reader
 
 
 def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
@@ -137,8 +149,11 @@ def make_later(run: RunDirectory, alerts_fd: int | None) -> None:
         diagnostics = Diagnostics()
         # The user may have deleted the folder.
         if run.path.exists():
-            with diagnostics.contained("making the report"), late_events(run, diagnostics) as bus:
-                HelpersReport(run, bus.publish, diagnostics).publish()
+            with diagnostics.contained("making the report"):
+                with late_events(run, diagnostics) as bus:
+                    report = HelpersReport(run, bus.publish, diagnostics)
+                    report.publish()
+                report.cache_summary()
         logging.shutdown()
     finally:
         # Without Python's exit handlers, which belong to the parent process.

@@ -75,8 +75,7 @@ def _remembered(run: RunDirectory, *, alive: bool) -> Summary:
     if kept is not None:
         return kept
     summary = _from_journal(run, alive=alive)
-    if summary.status != "running":
-        cache.save(summary)
+    cache.save(summary)
     return summary
 
 
@@ -86,7 +85,7 @@ def _from_journal(run: RunDirectory, *, alive: bool, end: End | None = None) -> 
         for entry in file.read(complete=not alive):
             totals.take(file.process, entry)
     with totals.facts.ended(end):
-        return _of_totals(run, totals, files, alive=alive)
+        return journal_summary(run, totals, files, alive=alive)
 
 
 def summary_of(
@@ -103,18 +102,19 @@ def summary_of(
     the journal has none yet.
     """
     with totals.facts.ended(end):
-        return _with_states(_of_totals(run, totals, files, alive=alive), all_states(run))
+        return _with_states(journal_summary(run, totals, files, alive=alive), all_states(run))
 
 
-def _of_totals(
+def journal_summary(
     run: RunDirectory, totals: Accumulator, files: Iterable[JournalFile], *, alive: bool
 ) -> Summary:
-    thinned = missing = 0
+    """Return a run's summary without the saved states of the delivery. The arguments: see `summary_of`."""
+    dropped, thinned, missing = totals.dropped.copy(), 0, 0
     for file in files:
-        totals.dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
+        dropped.update({f"journal_{reason}": n for reason, n in file.skipped.items()})
         thinned += file.thinned
         if file.thinned_undelivered:
-            totals.dropped["journal_thinned"] += file.thinned_undelivered
+            dropped["journal_thinned"] += file.thinned_undelivered
         missing += totals.lost(file.process, sum(file.skipped.values()) + file.thinned)
     facts = totals.facts
     status, peaks = facts.status(alive=alive), facts.peaks.summary()
@@ -135,7 +135,7 @@ def _of_totals(
         longest_batch=facts.longest_batch,
         scopes=totals.labels.scopes(),
         points=totals.labels.points(),
-        health=_health(totals, thinned, missing),
+        health=_health(totals, dropped, thinned, missing),
         omitted=_omitted(totals),
         phases=totals.phases.facts(peaks),
         first_step=facts.first_step,
@@ -299,9 +299,9 @@ def _largest_step(event: StepInputs | None) -> LargestStep | None:
     )
 
 
-def _health(totals: Accumulator, thinned: int, missing: int) -> HealthFacts:
+def _health(totals: Accumulator, dropped: Counter[str], thinned: int, missing: int) -> HealthFacts:
     newest = [event for event, _ in totals.health.values()]
-    dropped, faults = totals.dropped.copy(), Counter[str]()
+    faults = Counter[str]()
     unjudged: dict[str, str] = {}
     for event in newest:
         dropped.update(event.dropped)
@@ -414,13 +414,17 @@ class SummaryCache:
             return None
         if kept.version != __version__ or kept.sizes != self._sizes:
             return None
-        if kept.summary.run.directory != str(self._run.path):
-            return None  # the folder was copied or moved
         # A run on another machine counts as killed if it writes nothing for a while. It can still be alive.
-        return None if alive and kept.summary.status == "killed" else kept.summary
+        if alive and kept.summary.status == "killed":
+            return None
+        # The folder may have been moved, and a path may be given in another form.
+        where = replace(kept.summary.run, id=self._run.id, directory=str(self._run.path))
+        return replace(kept.summary, run=where)
 
     def save(self, summary: Summary) -> None:
-        """Save the summary of a run that is over; do nothing if the folder can't be written."""
+        """Save the summary, unless the run goes on or the folder can't be written."""
+        if summary.status == "running":
+            return
         kept = _Kept(version=__version__, sizes=self._sizes, summary=summary)
         with suppress(OSError), replacing(self._run.path, _FILE) as file:
             file.write(msgspec.json.encode(kept))

@@ -187,8 +187,11 @@ class Helper:
 
     def report_later(self) -> None:
         """Start making the report in a child process, unless the run goes on, was short or has a tracker."""
-        lasted = now_us() - self._begin.begun_us
-        if not (self._has_trackers or self._training.goes_on or lasted < _WORTH_A_REPORT_US):
+        if self._training.goes_on:
+            return
+        if self._has_trackers:
+            self._report.cache_summary()
+        elif now_us() - self._begin.begun_us >= _WORTH_A_REPORT_US:
             make_later(self._run, self._begin.alerts_fd)
 
     def _explain_a_bad_end(self, *, pipe_is_closed: bool) -> None:

@@ -37,7 +37,7 @@ from memlog.journal.format import START
 from memlog.reports.accumulator import Accumulator
 from memlog.reports.page.drawings import MOST_POINTS, Chart, CurveFold
 from memlog.reports.schema import Summary
-from memlog.reports.summary import summary_of
+from memlog.reports.summary import SummaryCache, journal_summary, summary_of
 from memlog.reports.worst_step import RankingFold
 from memlog.sink import Axis
 
@@ -79,6 +79,17 @@ class RunReader:
         self.read(complete=not alive)
         files = [file for file, _ in self._files.values()]
         return summary_of(self.run, self.totals, files, alive=alive, end=end)
+
+    def cache_summary(self) -> None:
+        """Cache the summary of a run that is over, so that even the first ``memlog show`` is quick.
+
+        If an event follows, the cached summary is outdated.
+        """
+        alive = self.run.is_alive()
+        cache = SummaryCache(self.run)
+        self.read(complete=True)
+        files = [file for file, _ in self._files.values()]
+        cache.save(journal_summary(self.run, self.totals, files, alive=alive))
 
 
 MarkKind: TypeAlias = Literal[

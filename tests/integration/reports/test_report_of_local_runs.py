@@ -13,6 +13,8 @@ from memlog.delivery.helper.protocol import Begin, Finish
 from memlog.events import Artifact, Batch, End, Health, now_us
 from memlog.journal import RunDirectory
 from memlog.journal.delivery_state import HelperLock
+from memlog.reports import encode, summarize
+from memlog.reports.summary import SummaryCache
 from memlog.settings import Settings
 
 pytestmark = pytest.mark.integration
@@ -60,6 +62,12 @@ def test_it_is_made_after_the_helper_has_ended(tmp_path: Path) -> None:
     text = (run.artifacts / "report.html").read_text(encoding="utf-8")
     assert "steady" in text
     assert "<script" in text
+    while not is_left(run) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # The process that made the report has read the whole journal, so the first `memlog show` need not.
+    cached = SummaryCache(run).load(alive=False)
+    assert cached is not None
+    assert encode(summarize(run, remember=True)) == encode(summarize(run))
 
 
 def test_a_run_of_seconds_gets_none(tmp_path: Path) -> None:

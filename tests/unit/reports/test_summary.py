@@ -27,6 +27,8 @@ from memlog.journal.delivery_state import UploadState
 from memlog.metrics import axis_and_index, values
 from memlog.reports import encode, summarize
 from memlog.reports.accumulator import MAX_LISTED
+from memlog.reports.page.facts import RunReader
+from memlog.reports.summary import SummaryCache
 
 
 def test_every_metric_is_summed_up_under_its_trackers_name(tmp_path: Path) -> None:
@@ -351,3 +353,25 @@ def test_numbers_that_are_missing_were_lost(tmp_path: Path) -> None:
     with last_segment(run).open("ab") as file:
         file.write(b'[11,["loss",1,1,0.5]]\n')
     assert summarize(run).health.dropped == {"journal_lost": 10}
+
+
+def test_a_report_that_is_made_twice_counts_what_was_lost_once(tmp_path: Path) -> None:
+    run = finished_run(tmp_path)
+    [file, *_] = run.path.glob("trainer-*.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:5], b"{damaged\n", *lines[6:]]))
+    reader = RunReader(run)
+    assert encode(reader.summary()) == encode(reader.summary()) == encode(summarize(run))
+    reader.cache_summary()
+    assert SummaryCache(run).load(alive=False) is not None
+    assert encode(summarize(run, remember=True)) == encode(summarize(run))
+
+
+def test_a_moved_folder_keeps_its_cached_summary(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "here")
+    summarize(run, remember=True)
+    moved = RunDirectory(run.path.rename(tmp_path / "there"))
+    cached = SummaryCache(moved).load(alive=False)
+    assert cached is not None
+    assert cached == summarize(moved)
+    assert cached.run.directory == str(moved.path)
