@@ -109,7 +109,7 @@ def test_growing_lengths_are_found_once(tmp_path: Path) -> None:
 def test_one_very_long_batch_is_shown(tmp_path: Path) -> None:
     # Of the first twenty steps only two are traced, at the start.
     run = trained(tmp_path, "2000 if step == 15 else 32", steps=20, layers=True)
-    (newest,) = [one for one in events(run, StepInputs) if one.step >= 10]
+    newest = events(run, StepInputs)[-1]
     assert (newest.step, newest.inputs[0].shape, newest.like_step) == (15, (8, 2000), None)
     assert events(run, Finding) == []
     output = CliRunner().invoke(cli, ["advise", run.id, "--dir", str(tmp_path)]).output
@@ -121,7 +121,7 @@ def test_one_very_long_batch_is_shown(tmp_path: Path) -> None:
 
 def test_an_evaluation_is_not_explained_by_the_steps_inputs(tmp_path: Path) -> None:
     run = trained(tmp_path, "32", after="evaluate() if step == 30 else None")
-    (newest,) = [one for one in events(run, StepInputs) if one.step >= 10]
+    newest = events(run, StepInputs)[-1]  # before it, memory may have risen by a per cent
     assert newest.step == 31
     assert newest.like_step is not None
     assert events(run, Finding) == []
