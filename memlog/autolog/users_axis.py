@@ -79,7 +79,9 @@ class UsersAxis:
         found = [
             number
             for number in counts
-            if abs(number - own) <= 1 or self._lines[number - own] >= _ON_A_LINE
+            # Behind another axis, one of the numbers of epochs or frames equals memlog's step by chance.
+            if (abs(number - own) <= 1 and not self._ahead)
+            or self._lines[number - own] >= _ON_A_LINE
         ]
         return max(own, *found) if found else None
 

@@ -87,6 +87,21 @@ def test_many_frames_with_a_common_distance_by_chance_are_frames() -> None:
     assert numbers(logged, 200)[16:] == numbers(frames, 200)[16:]
 
 
+@pytest.mark.parametrize(
+    "logged",
+    [
+        lambda step: {100 + step // 10 - 1: 1} if step and step % 10 == 0 else {},
+        lambda step: {50 + step // 25 - 1: 1} if step and step % 25 == 0 else {},
+        lambda step: {20 + step // 5 - 1: 2} if step and step % 5 == 0 else {},
+        lambda step: {300 + (step + 1) // 2: 1} if step > 1 else {},
+    ],
+    ids=["epochs", "long epochs", "two metrics", "frames with two updates each"],
+)
+def test_a_number_that_equals_a_step_by_chance_moves_nothing_back(logged: Logged) -> None:
+    found = numbers(logged, 1_200)
+    assert found == sorted(set(found))
+
+
 def test_as_many_numbers_are_told_as_a_metric_has_points() -> None:
     axis = UsersAxis()
     told = [
