@@ -192,7 +192,8 @@ class FakeMode(FakeTensorMode):
             # Autograd asks for the device several times for each operation.
             return args[0].fake_device
         kwargs = kwargs or {}
-        if self.has_real_indices and _are_indices((args, kwargs)):
+        is_fake = FakeTensor in map(type, args)
+        if self.has_real_indices and not is_fake and _are_indices((args, kwargs)):
             with without_modes():
                 return func(*args, **kwargs)
         if getattr(kwargs.get("device"), "type", "") == "cuda":

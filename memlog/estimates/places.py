@@ -31,11 +31,26 @@ from torch.overrides import TorchFunctionMode
 from memlog.estimates.cpu_workspaces import extent
 from memlog.torchside.fakes import FakeTensor, OpOverload, parse_to
 from memlog.torchside.internals import ENGINE
-from memlog.tracer.tensor_storages import plain_tensors, tensors_in
+from memlog.tracer.tensor_storages import PLAIN_CLASSES, plain_tensors, tensors_in
 
 _MOVES: Final = frozenset((Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.pin_memory))
 _READ_NAMES: Final = (torch.device, parse_to)
 """Functions that return the device that a program names."""
+_PROPERTIES: Final = (
+    "dtype grad is_cpu is_leaf is_nested is_sparse itemsize layout nbytes ndim requires_grad shape "
+    "_version"
+)
+_METHODS: Final = (
+    "dim element_size is_complex is_contiguous is_floating_point is_inference numel size storage_offset "
+    "stride untyped_storage _is_view"
+)
+_READS: Final = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
+        *(getattr(Tensor, name) for name in _METHODS.split()),
+    )
+)
+"""Functions that run no operation and name no device."""
 _HERE: Final = str(Path(__file__).parent)
 _OPTIMIZERS: Final = str(Path(torch.optim.__file__).parent)
 _CPU: Final = torch.device("cpu")
@@ -90,7 +105,9 @@ class _Placing(TorchFunctionMode):
         self._places = places
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READ_NAMES or isinstance(func, OpOverload):  # no call of the program's
+        # An operation is no call of the program's.
+        is_read = func in _READS and type(args[0]) not in PLAIN_CLASSES
+        if is_read or func in _READ_NAMES or isinstance(func, OpOverload):
             return func(*args, **(kwargs or {}))
         if func is Tensor.get_device:
             return 0 if self._places.of(args[0]) == DEVICE else -1

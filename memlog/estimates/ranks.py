@@ -103,6 +103,7 @@ def one_rank_of(ranks: int, mode: FakeMode, rank: int = 0) -> Iterator[None]:
         name = "_propagate_tensor_meta_non_cached"
         propagate = _within(_real_tensors, getattr(torch_ranks.ShardingPropagator, name))
         undo.enter_context(patch.object(torch_ranks.ShardingPropagator, name, propagate))
+        undo.enter_context(torch_ranks.each_layout_once())
         yield
 
 

@@ -115,6 +115,7 @@ MISSING: Final[Mapping[str, Sequence[str]]] = {
         "torch.distributed.fsdp._fully_shard._fsdp_state",
         "torch.distributed.fsdp._fully_shard._fully_shard",
         "torch.distributed.tensor._random",
+        "torch.distributed.tensor._dtensor_spec.DTensorSpec",
         "torch.distributed.tensor._sharding_prop.ShardingPropagator",
         "torch.ops._c10d_functional.wait_tensor.default",
         "torch.testing._internal.distributed.fake_pg.FakeStore",

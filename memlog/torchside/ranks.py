@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ from memlog.errors import ConfigurationError
 try:
     from torch.distributed.device_mesh import _get_device_handle
     from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
@@ -77,3 +80,47 @@ def default_mesh(make: Callable[..., Any]) -> Iterator[None]:
 def chunks_of_parameters(chunks: Callable[..., Any]) -> Any:
     """Return the context in which FSDP cuts parameters into parts by the function ``chunks``."""
     return patch.object(_fsdp_param, "_chunk_with_empty", chunks)
+
+
+def each_layout_once() -> Any:
+    """Return the context in which DTensor finds the layouts of equal tensors of an operation's lists once.
+
+    torch finds them for each tensor, and looks at all tensors for each: the step of an optimizer took a time
+    quadratic in the number of parameters.
+    """
+    name = "propagate_op_sharding_non_cached"
+    of_all = getattr(ShardingPropagator, name)
+
+    @functools.wraps(of_all)
+    def of_different(self: Any, schema: Any) -> Any:
+        args = schema.args_schema
+        lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+        by_tensor = list(zip(*lists, strict=False))
+        are_equal_long = all(len(each) == len(by_tensor) for each in lists)
+        if not schema.op.name().startswith("aten::_foreach_") or not are_equal_long:
+            return of_all(self, schema)
+        numbers: dict[Any, int] = {}
+        number_of = [numbers.setdefault(_layouts(values), len(numbers)) for values in by_tensor]
+        firsts = [number_of.index(number) for number in numbers.values()]
+        of_firsts = copy.copy(schema)
+        of_firsts.args_schema = tuple(
+            type(arg)(arg[at] for at in firsts) if isinstance(arg, (list, tuple)) else arg
+            for arg in args
+        )
+        found = of_all(self, of_firsts)
+        if found.needs_redistribute:  # the answer has the arguments of all tensors
+            return of_all(self, schema)
+        if found.output_spec is not None:
+            kind = type(found.output_spec)
+            found.output_spec = kind(found.output_spec[number] for number in number_of)
+        return found
+
+    return patch.object(ShardingPropagator, name, of_different)
+
+
+def _layouts(values: Any) -> Any:
+    """Return what decides the layout of a result. Numbers decide by their types alone."""
+    return tuple(
+        value if isinstance(value, DTensorSpec) or value is None else type(value)
+        for value in values
+    )

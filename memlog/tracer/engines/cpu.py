@@ -17,7 +17,7 @@ from memlog.trace.encoding import ENTER, INPUT, OUTSIDE, WORKSPACE, pack
 from memlog.trace.records import Exactness
 from memlog.tracer.engines import base, op_workspace, operation_recorder
 from memlog.tracer.engines.base import EngineReport
-from memlog.tracer.engines.dispatch_mode import ObservingMode, UncompiledMode
+from memlog.tracer.engines.dispatch_mode import FakesMode, ObservingMode, UncompiledMode
 from memlog.tracer.engines.live_storages import (
     MOST_LIVE,
     SMALL_STORAGE,
@@ -61,7 +61,8 @@ class DispatchEngine:
             fakes=fakes,
             types=types,
         )
-        mode = UncompiledMode if internals.compiler_in_use() else ObservingMode
+        mode = FakesMode if fakes else ObservingMode
+        mode = UncompiledMode if internals.compiler_in_use() else mode
         self._mode = mode(self._operations, diagnostics, log.took)
         self._patches = PatchListeners(
             self._live_storages, self._module_stack, self._operations.owner, diagnostics

@@ -13,7 +13,7 @@ import torch
 from memlog._internal.diagnostics import Diagnostics
 from memlog.torchside import internals
 from memlog.torchside.internals import TorchDispatchMode
-from memlog.torchside.tensors import has_kernel
+from memlog.torchside.tensors import DisableTorchFunction, has_kernel
 from memlog.tracer.engines import op_workspace
 from memlog.tracer.engines.op_workspace import BY_TYPES, MEASURED, UNMEASURED, Workspace
 from memlog.tracer.shared_hook import SharedHook
@@ -54,6 +54,7 @@ _CALL: Final = 8e-6
 _CHANGES = RESIZED | WRITTEN
 _INSIDE = MEASURED | UNMEASURED
 _STRIDED = torch.strided
+_DEVICE = torch.ops.prim.device.default
 
 
 class Observer(Protocol):
@@ -258,6 +259,20 @@ class UncompiledMode(ObservingMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class FakesMode(ObservingMode):
+    """The mode for estimates, in which modes of torch's functions follow the program's calls.
+
+    Those modes need not see what runs inside an operation, such as what the observer reads of tensors: that
+    takes more time than the operations on fake tensors.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with DisableTorchFunction():
+            if func is _DEVICE and not any(map(is_wrapper, types)):
+                return func(*args)  # autograd asks for it several times for each operation
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Flags(SharedHook[ObservingMode]):

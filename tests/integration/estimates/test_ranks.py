@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -281,3 +282,34 @@ def test_the_value_of_a_distributed_tensor_may_be_printed() -> None:
         return {**made, "step": step}
 
     assert estimate_made_by(job, ranks=8).peak
+
+
+def test_layouts_of_equal_parameters_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of an optimizer's step does not grow with the square of the number of parameters."""
+    name = "_propagate_tensor_meta_non_cached"
+    propagate = getattr(ShardingPropagator, name)
+    lengths: dict[str, int] = {}
+
+    def counted(self: Any, schema: Any) -> Any:
+        tensors = schema.args_schema[0]
+        if isinstance(tensors, (list, tuple)):
+            lengths[str(schema.op)] = max(len(tensors), lengths.get(str(schema.op), 0))
+        return propagate(self, schema)
+
+    def of_other_size() -> dict[
+        str, Any
+    ]:  # torch remembers the layouts of the other tests' tensors
+        model = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(4))).cuda()
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            model(torch.randn(32, 24, device="cuda")).sum().backward()
+            optimizer.step()
+
+        return {"step": step, "model": model, "optimizer": optimizer}
+
+    monkeypatch.setattr(ShardingPropagator, name, counted)
+    estimate_made_by(of_other_size, ranks=8)
+    assert lengths
+    assert set(lengths.values()) == {1}  # the four layers have equal parameters
