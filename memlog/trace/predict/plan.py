@@ -44,8 +44,9 @@ _MARGIN: Final = 0.02
 """Share of a predicted peak that is added to it, as in an estimate."""
 _ROUGH: Final = 0.08
 """The same under autocast, whose predictions are less exact."""
-_CONVOLUTION_BUFFERS: Final = 2**20
-"""Bytes that oneDNN may take besides for a bfloat16 convolution (measured: 0.8 MiB with 128 channels)."""
+_BFLOAT16_CONVOLUTIONS: Final = (
+    "on the CPU, oneDNN computes convolutions in bfloat16 with other buffers than in float32"
+)
 _MOST_PARTS: Final = 64
 """Largest number of parts if the size of the batch is unknown."""
 _IN_8_BITS: Final = {
@@ -125,7 +126,8 @@ class _TimedChoices(Choices[PlannedChanges]):
     """Changes to a traced step, in which the modules' forward passes were timed."""
 
     def __init__(self, predictor: StepPredictor, batch: int | None) -> None:
-        others = {"autocast": (False, True), "optimizer": ("", *predictor.lighter())}
+        casts = (False,) if _convolves_on_cpu(predictor.step) else (False, True)
+        others = {"autocast": casts, "optimizer": ("", *predictor.lighter())}
         parts = _parts(predictor.step, batch)
         super().__init__(PlannedChanges(), parts, predictor.modules, others)
         self._result = predictor.step.trace.result
@@ -159,14 +161,12 @@ def plan_for_trace(
     if not predictor.step.has_backward or not trace.optimizers:
         return "The traced step has no backward pass or no optimizer's step, so there is no plan."
 
-    buffers = _CONVOLUTION_BUFFERS if _convolves_on_cpu(predictor.step) else 0
-
     @functools.cache
     def ask(changes: PlannedChanges) -> PredictedNeed | None:
         peak = predictor.peak if changes == PlannedChanges() else predictor.peak_with(changes)
         if peak is None:
             return None
-        margin = _ROUGH * peak + buffers if changes.autocast else _MARGIN * peak
+        margin = _ROUGH * peak if changes.autocast else _MARGIN * peak
         # The traced step's own peak is known, so it needs no margin.
         if changes == PlannedChanges():
             margin = 0.0
@@ -207,12 +207,9 @@ def _remarks(
     predictor: StepPredictor, chosen: PlannedChanges, besides: BesidesTensors, batch: int | None
 ) -> Iterator[str]:
     if besides.what:
-        more = ""
-        if _convolves_on_cpu(predictor.step):
-            more = f" and {format_bytes(_CONVOLUTION_BUFFERS)} for the buffers of convolutions"
         yield (
             f"Needed is the peak and {format_bytes(besides.size)} for {besides.what}. A predicted peak has a "
-            f"margin of {_MARGIN:.0%}, with autocast {_ROUGH:.0%}{more}."
+            f"margin of {_MARGIN:.0%}, with autocast {_ROUGH:.0%}."
         )
     if chosen.parts > 1:
         if batch is None:
@@ -225,5 +222,7 @@ def _remarks(
             "1 - sqrt(1 - momentum)."
         )
     reason = why_not(predictor.step)
+    if reason is None and _convolves_on_cpu(predictor.step):
+        reason = _BFLOAT16_CONVOLUTIONS
     if reason is not None:
         yield f"Autocast is no part of the plan, because what it would save can't be predicted: {reason}."

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memlog import MemoryTracer
+from memlog.torchside import internals
 from memlog.trace.predict import advise
 from memlog.trace.predict.fitting import (
     MOMENTUM,
@@ -30,6 +31,7 @@ from memlog.trace.predict.fitting import (
 )
 from memlog.trace.predict.plan import BesidesTensors, StepPredictor, plan_for_trace
 from memlog.trace.records import RecordedTrace
+from memlog.tracer.engines import autocast_types
 
 pytestmark = pytest.mark.slow  # together they take too long for `make check`
 NOTHING = BesidesTensors(0, "", "")
@@ -316,3 +318,16 @@ def test_changes_that_need_more_are_left_out() -> None:
 
     assert found(60) == (PlannedChanges(checkpointed=("a",)), True)
     assert found(50) == (PlannedChanges(checkpointed=("a",)), False)
+
+
+def test_no_autocast_of_convolutions_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a processor that has instructions for convolutions in bfloat16.
+    monkeypatch.setattr(internals, "onednn_has_bfloat16", lambda: True)
+    autocast_types._is_slow_convolution.cache_clear()
+    trace = traced(MODELS["relu-conv-bn"])
+    autocast_types._is_slow_convolution.cache_clear()
+    assert StepPredictor(trace).peak_with(PlannedChanges(autocast=True)) is not None
+    plan = plan_for_trace(trace, 1, NOTHING, batch=1)
+    assert isinstance(plan, FittingPlan)
+    assert not plan.autocast
+    assert any("oneDNN computes convolutions in bfloat16" in remark for remark in plan.remarks)
