@@ -296,9 +296,8 @@ def test_layouts_of_equal_parameters_are_found_once(monkeypatch: pytest.MonkeyPa
             lengths[str(schema.op)] = max(len(tensors), lengths.get(str(schema.op), 0))
         return propagate(self, schema)
 
-    def of_other_size() -> dict[
-        str, Any
-    ]:  # torch remembers the layouts of the other tests' tensors
+    def of_other_size() -> dict[str, Any]:
+        # torch remembers the layouts of the other tests' tensors.
         model = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(4))).cuda()
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
