@@ -245,21 +245,31 @@ class StepCosts:
         self.budget.begin(now)
         if not self.budget.expect(expected, now):
             return False
-        due = (self.budget.set_up + expected) / self._share
-        enough = f"{min(expected / AT_START, 1.0):.1g} or more"
+        seconds = self.budget.set_up + self.budget.search_due + expected
+        due = seconds / self._share
+        self.untraced = (
+            f"tracing this model's {modules:,} modules is expected to take {expected:.2g} s, which "
+            f"budget={self._share:g} allows after {due:,.0f} s of training; {self._remedy(seconds)}"
+        )
+        return True
+
+    def _remedy(self, seconds: float) -> str:
+        """Return how to trace all of the first step. ``seconds``: Expected cost, with all set-up."""
+        share = seconds / AT_START
+        digit = 10.0 ** math.floor(math.log10(share))
+        # Rounded up, so that the whole step is traced with this budget.
+        rounded = math.ceil(round(share / digit, 3)) * digit
+        enough = f"{rounded:g} or more" if rounded < 1 else "1"
         launched = current_session.launch()
         by_option = (
             launched is not None and launched.layers and math.isclose(launched.budget, self._share)
         )
-        self.untraced = (
-            f"tracing this model's {modules:,} modules is expected to take {expected:.2g} s, which "
-            f"budget={self._share:g} allows after {due:,.0f} s of training; for the first step, "
-        ) + (
-            f"pass --budget {enough} to memlog run"
-            if by_option
-            else f"set budget={enough}, or call session.snapshot() before it"
-        )
-        return True
+        if by_option:
+            if share > 1:
+                return "no budget is enough for the whole first step"
+            return f"for the first step, pass --budget {enough} to memlog run"
+        by_budget = "" if share > 1 else f"set budget={enough}, or "
+        return f"for the first step, {by_budget}call session.snapshot() before it"
 
     def window_failed(self, seconds: float, now: float) -> None:
         """Record ``seconds``, the cost of a trace that failed."""

@@ -1,9 +1,11 @@
 """Time that tracing may cost."""
 
+import re
+
 import pytest
 
 from memlog._internal.current_session import VARIABLE, Launch
-from memlog.tracer.schedule.budget import AT_START, SET_UP, SPACING, Budget, StepCosts
+from memlog.tracer.schedule.budget import AT_START, PER_MODULE, SET_UP, SPACING, Budget, StepCosts
 
 
 def begun(share: float = 0.01) -> Budget:
@@ -141,7 +143,7 @@ def test_a_first_trace_of_which_less_than_a_quarter_fits_waits_until_it_is_earne
     assert costs.waits(300, "cpu", now=0)
     assert "300 modules" in costs.untraced
     assert "budget=0.01 allows after 65 s" in costs.untraced
-    assert "budget=0.06" in costs.untraced
+    assert "set budget=0.07 or more" in costs.untraced  # 0.06 would leave nothing for the search
     plain_steps(costs.budget, 1)
     assert not costs.may_trace(64, outdated=lambda: False)
     assert costs.may_trace(66, outdated=lambda: False)
@@ -167,6 +169,43 @@ def test_a_program_without_a_session_is_told_of_the_command_s_option(
     costs = StepCosts(0.01)
     assert costs.waits(300, "cpu", now=0)
     assert costs.untraced.endswith(f"for the first step, {remedy}")
+
+
+@pytest.mark.parametrize("modules", [122, 137, 150, 349, 351, 1_000, 4_700])
+def test_the_budget_that_is_named_traces_the_whole_first_step(modules: int) -> None:
+    costs = StepCosts(0.001)
+    costs.searched(0.003, due=0.15)
+    assert costs.waits(modules, "cpu", now=0)
+    [named] = re.findall(r"set budget=([\d.]+)", costs.untraced)
+    advised = StepCosts(float(named))
+    advised.searched(0.153, due=0.0)  # this budget covers the search, too
+    assert not advised.waits(modules, "cpu", now=0)
+    assert advised.budget.covers(modules * PER_MODULE["cpu"], now=0)
+    assert float(named) < 2 * modules * PER_MODULE["cpu"] / AT_START + 0.02
+
+
+@pytest.mark.parametrize(
+    ("launched", "remedy"),
+    [
+        (Launch(pid=1, directory="/", layers=True), "no budget is enough for the whole first step"),
+        (None, "for the first step, call session.snapshot() before it"),
+    ],
+)
+def test_no_budget_above_the_maximum_is_named(
+    launched: Launch | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launched is not None:
+        monkeypatch.setenv(VARIABLE, launched.encode())
+    costs = StepCosts(0.01)
+    assert costs.waits(5_001, "cpu", now=0)
+    assert costs.untraced.endswith(f"s of training; {remedy}")
+
+
+@pytest.mark.parametrize("modules", [4_700, 5_000])
+def test_the_maximum_is_not_told_as_a_minimum(modules: int) -> None:
+    costs = StepCosts(0.01)
+    assert costs.waits(modules, "cpu", now=0)
+    assert costs.untraced.endswith("set budget=1, or call session.snapshot() before it")
 
 
 def test_a_model_on_an_accelerator_or_with_a_larger_budget_is_traced_at_once() -> None:
