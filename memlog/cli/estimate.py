@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from memlog.estimates.plan import StepChanges
 
 SCHEMA = 1
-_PROCESS = "the process's own memory"
-"""What an estimate for the CPU leaves out: the memory of Python, of torch and of other libraries."""
 
 
 class EstimatedStep(msgspec.Struct, frozen=True):
@@ -51,7 +49,8 @@ class EstimatedStep(msgspec.Struct, frozen=True):
     reserved: int | None
     """Bytes that the allocator reserves; ``None`` on the CPU."""
     needed: int
-    """Bytes that the step needs: with a margin, and on a CUDA device with the context."""
+    """Bytes that the step needs: with a margin, and on a CUDA device with the context, on the CPU with the
+    process's own memory."""
     fits: bool | None
     """True if ``needed`` fits into ``memory``; ``None``: no memory was given."""
     uncounted: tuple[str, ...]
@@ -80,6 +79,9 @@ class EstimateDocument(msgspec.Struct, frozen=True):
     saving: tuple[SavingCost, ...] = ()
     """Memory that each way of saving a checkpoint takes in addition. Empty if model and optimizer are
     unknown."""
+    process: int | None = None
+    """On the CPU, the process's own memory (Python, torch and the script's libraries), which is measured and
+    part of ``needed``; ``None`` on a CUDA device."""
 
 
 class PlanDocument(msgspec.Struct, frozen=True):
@@ -157,14 +159,16 @@ def estimate_step(
         _estimated(function, batch, length, device, ranks)
         for batch, length in product(_numbers("--batch", batches), _numbers("--length", lengths))
     ]
+    own = _own_memory() if estimates[0].device == "cpu" else 0
     document = EstimateDocument(
         SCHEMA,
         target,
         estimates[0].gpu or estimates[0].device,
         ranks,
         limit,
-        tuple(_row(estimated, limit) for estimated in estimates),
+        tuple(_row(estimated, limit, own) for estimated in estimates),
         estimates[-1].saving,
+        own or None,
     )
     if as_json:
         print_json(encode(document))
@@ -315,17 +319,27 @@ def _own_exit_code() -> Iterator[None]:
         ) from error
 
 
-def _row(found: Estimate, limit: int | None) -> EstimatedStep:
+def _own_memory() -> int:
+    """Return this process's resident bytes.
+
+    After an estimate, it has loaded what a training loads, such as the modules that torch's optimizers need.
+    """
+    import psutil  # noqa: PLC0415 - only this command needs it
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _row(found: Estimate, limit: int | None, own: int) -> EstimatedStep:
     return EstimatedStep(
         batch=found.batch,
         length=found.length,
         peak=found.peak,
         categories=found.categories,
         reserved=found.reserved,
-        needed=found.needed,
-        fits=None if limit is None else found.fits(limit),
+        needed=found.needed + own,
+        fits=None if limit is None else found.fits(limit - own),
         uncounted=found.uncounted,
-        without="; ".join(filter(None, (found.without, _PROCESS if found.device == "cpu" else ""))),
+        without=found.without,
         peak_by_rank=found.peak_by_rank,
     )
 
@@ -350,7 +364,7 @@ def _print(document: EstimateDocument, found: list[Estimate]) -> None:
             rows.add_row(*counts, *sizes, *fits)
         console.print(rows)
         console.print()
-        console.print(plain(_note(found[-1]), "dim"))
+        console.print(plain(_note(found[-1], document.process), "dim"))
         for estimated in found:
             if estimated.peak_by_rank:
                 console.print(plain(_stages(estimated)))
@@ -389,11 +403,11 @@ def _print_advice(console: Console, found: Estimate) -> None:
         print_hints(console, advice.hints)
 
 
-def _note(found: Estimate) -> str:
-    if not found.besides:
+def _note(found: Estimate, own: int | None) -> str:
+    if own is not None:
         return (
-            "needed: the peak with a safety margin of 2 %; the memory of Python, torch and other libraries "
-            "comes on top: 0.3 GiB in a small program, more with more libraries"
+            f"needed: the peak with a safety margin of 2 %, and {format_bytes(own)} for the process itself "
+            "(Python, torch and the script's libraries, as measured here)"
         )
     besides = "; ".join(
         f"{format_bytes(extra.low)} to {format_bytes(extra.high)} for {extra.what}"

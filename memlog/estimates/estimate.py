@@ -85,7 +85,7 @@ class Estimate:
         self.peak_by_rank: dict[int, int] = {}
         self.batch = question.size
         self.length = question.length
-        traced, to_save = question.trace(mode)
+        traced, to_save, self._trains = question.trace(mode)
         self.on_host = traced.on_host if isinstance(traced, TracedTraining) else 0
         self._replay = Replay(traced) if isinstance(traced, TracedTraining) else None
         # If both peaks are equal, `max` returns the later step, which stands for most steps.
@@ -141,7 +141,7 @@ class Estimate:
 
         A step without an optimizer is not meant to train, such as an evaluation.
         """
-        if self._question.optimizer is None:
+        if not self._trains:
             return
         if not any(layer.phase("backward") for layer in self.recording.result.layers):
             yield NO_BACKWARD
@@ -172,7 +172,8 @@ class Estimate:
     def fits(self, memory: str | int) -> bool:
         """Return whether the step fits into a device's memory, with the safety margin.
 
-        True does not include what `without` names. Keep room for that.
+        True does not include what `without` names, nor on the CPU the process's own memory. Keep room for
+        that.
 
         Args:
             memory: Bytes, or text such as ``"80 GiB"``. A device has a little less than its name says: see

@@ -297,10 +297,18 @@ def _value_needed(error: Exception) -> str:
             f"{called} decides by a tensor's value, but an estimate computes no values: leave it out of the "
             "step"
         )
+    needs, remedy = (
+        ("decides by", "leave the decision out, and estimate the branch that needs more memory")
+        if isinstance(error, ValueUsedError)
+        else (
+            "needs",
+            "write loss.item() to print the value or calculate with it, and leave code that decides by it "
+            "out of the step",
+        )
+    )
     return (
-        "this line needs a tensor's value, for a comparison, an if, or a conversion such "
-        "as float(), but an estimate computes no values: write loss.item() to print the value or "
-        "calculate with it, and leave code that decides by it out of the step"
+        f"this line {needs} a tensor's value, for a comparison, an if, or a conversion such as float(), but "
+        f"an estimate computes no values: {remedy}"
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -111,11 +112,12 @@ class Question:
     @only_new_objects()
     def trace(
         self, mode: FakeMode | None = None
-    ) -> tuple[RecordedTrace | TracedTraining, SavedState | None]:
+    ) -> tuple[RecordedTrace | TracedTraining, SavedState | None, bool]:
         """Trace the step on fake tensors; for a CUDA device, also the first step.
 
         If the model was made with fake tensors, ``mode`` is their mode. Otherwise it is ``None``. The second
-        result is the size of what a checkpoint saves; ``None``: the step has neither model nor optimizer.
+        result is the size of what a checkpoint saves; ``None``: the step has neither model nor optimizer. The
+        third is True if there is an optimizer, which may never step.
         """
         if mode is None:
             mode = FakeMode(Places() if self.device == "cuda" else None)
@@ -155,7 +157,7 @@ class Question:
 
             given_step = partial(self.step, **arguments)
             changed = self.changes.made(given_step, model, optimizers)
-            with changed as (step, optimizers), _used() as used:
+            with changed as (step, optimizers), _used() as used, _optimizers_made() as made:
                 traced: RecordedTrace | TracedTraining
                 if mode.places is not None:
                     traced = traced_training(step, model, optimizers, self.gpu, mode.places)
@@ -167,7 +169,8 @@ class Question:
             optimizers = optimizers or [
                 alive for reference in stepped if (alive := reference()) is not None
             ]
-            return traced, _to_save(model, optimizers, mode.places, self.ranks or 1)
+            to_save = _to_save(model, optimizers, mode.places, self.ranks or 1)
+            return traced, to_save, bool(optimizers or made)
 
 
 @contextmanager
@@ -194,6 +197,20 @@ def _used() -> Iterator[tuple[Refs[nn.Module], Refs[Optimizer]]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _optimizers_made() -> Iterator[list[type]]:
+    """Yield a list of the types of the optimizers that are made inside the block."""
+    made: list[type] = []
+    initialise = Optimizer.__init__
+
+    def noted(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        made.append(type(self))
+
+    with patch.object(Optimizer, "__init__", noted):
+        yield made
 
 
 def _to_save(

@@ -184,8 +184,11 @@ def test_values_may_be_printed_but_not_decided_by(capsys: pytest.CaptureFixture[
 
     estimated(step=prints, optimizer=None)
     assert "0.5" in capsys.readouterr().out
-    with pytest.raises(memlog.ConfigurationError, match=r"\.py, line \d+: this line needs a"):
+    with pytest.raises(
+        memlog.ConfigurationError, match=r"\.py, line \d+: this line decides by a"
+    ) as told:
         estimated(step=decides, optimizer=None)
+    assert "item()" not in str(told.value)  # the line has it already
     with pytest.raises(
         memlog.ConfigurationError, match=r"\.py, line \d+: .* write loss\.item\(\) to print"
     ):
@@ -298,6 +301,30 @@ def test_a_step_without_backward_or_the_optimizer_is_named() -> None:
     assert without(forward, torch.optim.Adam) == "gradients; the optimizer's state"
     assert without(backward, torch.optim.Adam) == "the optimizer's state"
     assert without(forward, None) == ""  # an evaluation
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("calls", "without"),
+    [
+        ((), "gradients; the optimizer's state"),
+        (("backward",), "the optimizer's state"),
+        (("backward", "step"), ""),
+    ],
+)
+def test_a_step_that_makes_its_optimizer_is_told_what_is_not_counted(
+    calls: tuple[str, ...], without: str, device: str
+) -> None:
+    def step() -> None:
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.Adam(model.parameters())
+        loss = model(torch.randn(4, 8)).sum()
+        if "backward" in calls:
+            loss.backward()
+        if "step" in calls:
+            optimizer.step()
+
+    assert memlog.estimate(step, device=device).without == without
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

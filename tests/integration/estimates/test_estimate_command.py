@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import psutil
 from click.testing import CliRunner
 
 from memlog.cli.main import cli
@@ -25,16 +26,15 @@ def job(batch, length=16):
 def test_the_command_prints_a_table_and_fails_if_nothing_fits(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    command = ["estimate", f"{script}:job", "--batch", "64,4096", "--cpu", "--device"]
-    shown = CliRunner().invoke(cli, [*command, "16 MiB"])
+    command = ["estimate", f"{script}:job", "--batch", "64,9000000", "--cpu", "--device"]
+    shown = CliRunner().invoke(cli, [*command, "64 GiB"])
     assert shown.exit_code == 0, shown.output
     rows = [line.split() for line in shown.output.splitlines()]
-    assert [row[-1] for row in rows[1:3]] == ["memory", "no"]
-    assert "yes, not counting the process's own memory\n" in shown.output
+    assert [row[-1] for row in rows[1:3]] == ["yes", "no"]
     assert "Half the batch" in shown.output
     assert "added time" not in shown.output  # nothing was computed
     assert CliRunner().invoke(cli, [*command, "1 MiB"]).exit_code == 1
-    found = CliRunner().invoke(cli, [*command, "16 MiB", "--length", "8,16", "--json"])
+    found = CliRunner().invoke(cli, [*command, "64 GiB", "--length", "8,16", "--json"])
     assert [row["length"] for row in json.loads(found.output)["steps"]] == [8, 16, 8, 16]
 
 
@@ -64,9 +64,22 @@ def test_the_command_warns_of_what_it_could_not_count(tmp_path: Path) -> None:
     assert "Warning: " in CliRunner().invoke(cli, command).output
     [row] = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)["steps"]
     assert "multinomial" in row["uncounted"][0]
-    assert row["without"] == (
-        "what aten.multinomial.default takes inside; the process's own memory"
-    )
+    assert row["without"] == "what aten.multinomial.default takes inside"
+
+
+def test_on_the_cpu_the_process_itself_has_to_fit_too(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = ["estimate", f"{script}:job", "--batch", "64", "--cpu"]
+    found = json.loads(CliRunner().invoke(cli, [*command, "--json"]).output)
+    [row] = found["steps"]
+    resident = psutil.Process().memory_info().rss
+    assert resident / 2 < found["process"] < 2 * resident
+    assert row["needed"] == round(row["peak"] * 1.02) + found["process"]
+    for size, fits in [(row["needed"] * 2, True), (found["process"] // 2, False)]:
+        shown = CliRunner().invoke(cli, [*command, "--device", f"{size // 2**20} MiB"])
+        assert (" yes" in shown.output, shown.exit_code) == (fits, 0 if fits else 1)
+        assert "for the process itself (Python, torch" in " ".join(shown.output.split())
 
 
 def test_a_yes_names_what_it_does_not_count(tmp_path: Path) -> None:
