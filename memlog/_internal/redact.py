@@ -39,7 +39,7 @@ _PART = lazy_pattern(
 )
 # Settings such as password='it''s' host=db, {api_key:…} and login(key=…). The name decides.
 _SETTING = lazy_pattern(
-    r"(?P<name>(?<![\w.-])[\w.-]{1,99})(?P<quote>\\{0,3}['\"]?)\s{0,9}(?P<sign>[=:])(?P<blank>\s{0,9})"
+    r"(?P<name>(?<![\w.-])[\w.-]{1,99})(?P<quote>\\{0,3}['\"]?\]?)\s{0,9}(?P<sign>[=:])(?P<blank>\s{0,9})"
 )
 _VALUE = lazy_pattern(
     r"\\{1,3}['\"][^'\"\\]{0,9999}\\{1,3}['\"]|'(?:[^'\\]|\\.|''){0,9999}'|\"(?:[^\"\\]|\\.){0,9999}\"|\{[^}]{0,999}\}|\([^)]{0,999}\)"
@@ -94,7 +94,7 @@ _WEBHOOK = lazy_pattern(
 )
 # Mattermost, Rocket.Chat, n8n and others run on any host.
 _HOOK = lazy_pattern(
-    r"(?P<name>https?://(?:(?:web)?hooks?\.[^\s/'\"]{1,199}|[^\s/'\"]{1,199}(?:/[\w.-]{1,99}){0,4}/(?:web)?hooks?)/)"
+    r"(?P<name>https?://(?!(?:github|gitlab)\.com/|huggingface\.co/)(?:(?:web)?hooks?\.[^\s/'\"]{1,199}|[^\s/'\"]{1,199}(?:/[\w.-]{1,99}){0,4}/(?:web)?hooks?(?:-test)?)/)"
     r"(?P<value>(?=[^\s'\",)]{0,99}\d)[^\s'\",)]+)"
 )
 _PRIVATE_KEY = lazy_pattern(
@@ -264,7 +264,7 @@ def _is_value_in_text(name: str, value: str) -> bool:
 
 
 def _name_of(setting: str) -> str:
-    return setting.rstrip().rstrip("=:").rstrip().strip("'\"\\")
+    return setting.rstrip().rstrip("=:").rstrip().strip("'\"\\]")
 
 
 def _without_opaque(found: re.Match[str]) -> str:

@@ -30,7 +30,7 @@ _SERVICES = (
     "|mongo|minio|vault|ldap|smtp|ssh|ftp"
 )
 _CERTAIN = lazy_pattern(
-    r"(?:passw(?:or)?d?|passphrase|passcode|keypass|psw|pswd|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
+    r"(?:passw(?:or)?d?|passwrd|passwort|^pword|^psk|passphrase|passcode|keypass|psw|pswd|pwd|secret|credential|apikey|accesskey|secretkey|privatekey|webhook"
     rf"|(?:{_SERVICES}|hub|gh|my|user|db|app|session|service|admin|root)(?:token|pass|pat|pw)"
     rf"|(?:{_SERVICES}|my|app|service)key)s?$"
     r"|^creds?$"
@@ -60,6 +60,7 @@ _ORDINARY_BEFORE = frozenset(
     chosen rejected question answer train eval val test class count vocab public dataset average
     mean prefix suffix visual register context first last forward backward multi single two one
     second hash config loss lr score log skip full used unused all sub soft hard word char byte next
+    energy forces stress virials dipole charges polarizability
     prev previous current maxnew minnew keep random summary memory latent action
     """.split()  # noqa: SIM905 - a list of so many strings is hard to read
 )
@@ -81,7 +82,9 @@ _SECRET_AFTER = frozenset(
 )
 _NO_SECRET = lazy_pattern(r"(?i:true|false|yes|no|on|off|none|null)?$|[<\[{(]?\W*$|<.*>$|\$")
 _NUMBER = lazy_pattern(r"[-+]?[\d._,]*(?:e[-+]?\d+)?[kmbt]?$", re.IGNORECASE)
-_SHORT_NUMBER = lazy_pattern(r"\d{1,3}$")
+_SHORT_NUMBER = lazy_pattern(r"\d{1,3}$|\d?\.\d+$")
+_TOKEN_ID = lazy_pattern(r"token[-_]?ids?\W*$", re.IGNORECASE)
+_HOOK = lazy_pattern(r"(?:^|.*[-_.])hook(?:[-_]?ur[il])?$", re.IGNORECASE)
 _OF_DATA = lazy_pattern(r"(?:keys?(?:[-_]?list)?|signature)\W*$", re.IGNORECASE)
 """Names that often are those of columns and metrics, as in ``data.key=text``."""
 _NAME = lazy_pattern(r"[a-z]{1,20}(?:[_./,][a-z]{1,20}){0,9}$")
@@ -137,8 +140,12 @@ def is_secret_option(name: str, value: str) -> bool:
 
     The number of a plural (``--tokens 512``) and a switch (``--auth true``) are no secrets.
     """
+    if _HOOK.match(name) and value.startswith(("https://", "http://")):
+        return True
     level = secrecy(name)
     if not level or _NO_SECRET.match(value):
+        return False
+    if _TOKEN_ID.search(name) and value.isdecimal() and len(value) < _SHORTEST:
         return False
     if level == LIKELY and (
         _SHORT_NUMBER.match(value) or (_OF_DATA.search(name) and _NAME.match(value))

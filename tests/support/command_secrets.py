@@ -12,7 +12,7 @@ SECRETS = [
     *("ghpat", "hubtoken", "mykey", "oauth", "oauth2", "pass-phrase", "sessionid"),
     *("secret-key", "private-key", "auth", "key", "webhook", "token-value", "access-key-id", "pw"),
     *("token-list", "api-key-list", "tokenlist", "dockerpw", "huggingfacetoken", "companytoken"),
-    *("neptunekey", "adminpw"),
+    *("neptunekey", "adminpw", "pword", "passwrd", "passwort", "psk"),
 ]
 ORDINARY = [
     *("--key loss", "data.key=text", "--keys image label", "--signature default", "--pat 5"),
@@ -28,6 +28,9 @@ ORDINARY = [
     *("--openai-api responses", "--wandb-api https://api.wandb.ai/v2Beta1", "--api chatV2beta"),
     *("--doc https://git.example.com/hooks/preCommit", "--tok gpt2Medium", "--gh-api v3"),
     *("image:tag@sha256:abcd12", "http://localhost:5000", "--token-type-ids yes", "--kv_keys 3"),
+    *("--energy_key REF_energy", "--forces_key=REF_forces", "--token-id 50256", "--pw 0.5"),
+    *("--stopword the", "--hook forward", "--doc https://github.com/o/webhooks/blob/a1B2c3/x.py"),
+    "--doc https://huggingface.co/me/hooks/resolve/a1B2c3/x.bin",
 ]
 """Options that an ordinary training has."""
 
@@ -67,6 +70,10 @@ def of_services(value: str) -> list[list[str]]:
         *(["-u", f"user:{value}"], [f"--user=me:{value}"]),
         *([f"-umy-user:{value}"], ["--webhook-url", f"https://bots.example.com/post/{value}"]),
         *([f"https://outlook.office.com/webhook/{value}/IncomingWebhook/x"],),
+        *(["--hook-url", f"https://bots.example.com/{value}"],),
+        *(["--slack_hook", f"https://x.example.com/{value}"],),
+        *([f"https://n8n.example.com/webhook-test/{value}"],),
+        *(["-c", f"os.environ['HF_TOKEN'] = '{value}'"], ["-c", f'c["api_key"]="{value}"']),
         *(["--wandb-api", value], [f"--hf_tok={value}"], ["--token-list", f"x,{value}", value]),
         *([f"https://mattermost.example.com/hooks/{value}"],),
         *(["--notify", f"https://chat.example.com:3000/base/hooks/T1/{value}"],),
