@@ -220,11 +220,13 @@ def _has_length(value: ast.AST, name: str) -> bool:
 def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
     """Return for each statement that adds to ``name`` whether its loop or function keeps what was there."""
     nodes = list(_nodes(file, name))
+    joining = _joining_functions(nodes)
     assigned = [(node, value) for node in nodes for value in _assigned(node, name)]
-    joins = [node for node, value in assigned if value is not None and _joins(value, name)]
+    joins = [node for node, value in assigned if value is not None and _joins(value, name, joining)]
     others = {
         id(node) for node, _ in assigned if node not in joins and not _is_of_elements(node, name)
     }
+    variables = {id(node) for node, _ in assigned if not _has_attribute(node, name)}
     if in_place:
         joins += [node for node in nodes if node not in joins and _addition(node, name)]
         others -= set(map(id, joins))
@@ -233,7 +235,38 @@ def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
     innermost = (
         min((scope for scope in scopes if join in scope), key=len, default=[]) for join in joins
     )
-    return [others.isdisjoint(map(id, around)) for around in innermost]
+    return [
+        # A variable or a parameter `k` is not the attribute `self.k`.
+        (others - variables if _has_attribute(join, name) else others).isdisjoint(map(id, around))
+        for join, around in zip(joins, innermost, strict=True)
+    ]
+
+
+def _has_attribute(node: ast.AST, name: str) -> bool:
+    """Return True if a statement assigns to an attribute ``name``, or calls one of its methods."""
+    target = getattr(node, "func", getattr(node, "target", None))
+    targets = node.targets if isinstance(node, ast.Assign) else [target] if target else []
+    return any(
+        isinstance(part, ast.Attribute) and part.attr == name
+        for given in targets
+        for part in ast.walk(given)
+    )
+
+
+def _joining_functions(nodes: list[ast.AST]) -> frozenset[str]:
+    """Return the names of functions that return one of their parameters and more, not cut."""
+    return frozenset(
+        function.name
+        for function in nodes
+        if isinstance(function, _FUNCTIONS)
+        and any(
+            isinstance(node, ast.Return)
+            and node.value is not None
+            and _joins(node.value, parameter.arg)
+            for node in ast.walk(function)
+            for parameter in function.args.args
+        )
+    )
 
 
 def _is_of_elements(node: ast.AST, name: str) -> bool:
@@ -260,25 +293,24 @@ def _assigned(node: ast.AST, name: str) -> list[ast.AST | None]:
     return []
 
 
-def _joins(value: ast.AST, name: str) -> bool:
-    """Return True if a value is ``name`` and more, not cut."""
+def _joins(value: ast.AST, name: str, functions: frozenset[str] = frozenset()) -> bool:
+    """Return True if a value is ``name`` and more, not cut. ``functions`` join one of their arguments."""
     nodes = list(ast.walk(value))
     # Such as `torch.cat([name, new])[-100:]`, which keeps its length.
     if any(isinstance(node, ast.Slice) for node in nodes):
         return False
-    return any(_is_joined(node, name) for node in nodes)
+    return any(_is_joined(node, name, functions) for node in nodes)
 
 
-def _is_joined(node: ast.AST, name: str) -> bool:
+def _is_joined(node: ast.AST, name: str, functions: frozenset[str]) -> bool:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _is_named(node.left, name) or _is_named(node.right, name)
     if isinstance(node, ast.Starred):
         return _is_named(node.value, name)
     if isinstance(node, ast.Call):
         func = ast.unparse(node.func).rpartition(".")[2]
-        return bool(_JOINS.search(func)) and any(
-            _mentions(argument, name) for argument in node.args
-        )
+        is_join = func in functions or bool(_JOINS.search(func))
+        return is_join and any(_mentions(argument, name) for argument in node.args)
     return False
 
 

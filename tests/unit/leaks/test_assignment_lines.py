@@ -98,6 +98,17 @@ def test_a_file_that_does_not_exist_has_none():
         ("def add(self, x):\n    self.kept = np.append(self.kept, x)", True),
         ("def add(self, x):\n    self.kept = [*self.kept, x]", True),
         ("for x in data:\n    kept = kept + [x]", True),
+        ("def add(self, kept):\n    self.kept = torch.cat([self.kept, kept])", True),
+        ("def add(self, x):\n    kept = x * 2\n    self.kept = torch.cat([self.kept, kept])", True),
+        (
+            "def add(old, x):\n    return cat([old, x])\nfor x in data:\n    kept = add(kept, x)",
+            True,
+        ),
+        (
+            "def add(old, x):\n    return cat([old, x])[-9:]\nfor x in data:\n    kept = add(kept, x)",
+            False,
+        ),
+        ("def add(self, x):\n    self.kept = x\n    self.kept = cat([self.kept, x])", False),
         ("for x in data:\n    kept = torch.cat([kept, x])[-100:]", False),
         ("for x in data:\n    kept = torch.cat([kept[1:], x])", False),
         ("for kept in data:\n    kept = torch.cat([kept, x])", False),

@@ -35,8 +35,9 @@ class Training:
 
     def __init__(self, rise: int = 10, every: int = EVERY) -> None:
         self.events: list[Event] = []
+        self.diagnostics = Diagnostics()
         self.inquiry = GrowthInquiry(
-            self.events.append, Diagnostics(), lambda: False, time.monotonic()
+            self.events.append, self.diagnostics, lambda: False, time.monotonic()
         )
         self.kept: list[Any] | deque[Any] = []
         self.rise = rise
@@ -51,11 +52,14 @@ class Training:
             self.step += 1
             if self.step % self.every == 0:
                 self.level += self.rise * MIB
-                self.kept.append(torch.empty(10 * MIB // 4))
+                self.keep(torch.empty(10 * MIB // 4))
                 if limit is not None:
                     shorten(self.kept, limit)
             batch = Batch(0, self.step, None, None, None, rss_anon=self.level)
             self.inquiry.after_step(self.step, batch)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        self.kept.append(tensor)
 
     def keep_nothing(self, steps: int) -> None:
         for _ in range(steps):
@@ -96,6 +100,24 @@ def test_a_holder_is_a_suspect_at_the_second_rise_and_reported_at_the_fourth() -
     assert training.suspects == []
     training.evaluate(5)
     assert training.findings == [found]
+
+
+def test_lists_that_grow_together_are_told_with_their_number() -> None:
+    training = Training(every=1)
+    of_classes = tuple([] for _ in range(4))
+    training.kept = deque(of_classes)  # a list for each class
+
+    def keep(tensor: torch.Tensor) -> None:
+        of_classes[training.step % 4].append(tensor)
+
+    training.keep = keep  # type: ignore[method-assign]
+    training.evaluate(20)
+    training.inquiry.rises(HOST_ANON, EVERY, 10 * MIB)
+    training.evaluate(40)
+    training.inquiry.confirmed(training.growth())
+    assert training.diagnostics.faults == {}
+    [found] = training.findings
+    assert "4 containers" in found.title
 
 
 def test_confirmed_growth_has_the_holder_for_a_cause_after_two_rises() -> None:
