@@ -142,8 +142,10 @@ class GrowthDetector:
         self.untouched = UntouchedSpace()
         self._has_suspects: dict[str, bool] = {}
         """For each series, whether its holders are known, and may go on to grow."""
-        self._most_elements, self._grew_at = 0, -1
-        """Elements in the largest inputs of a step, and the step that needed more than those before it."""
+        self._most_elements: dict[str, int] = {}
+        """Elements of each input where it was largest, by its name."""
+        self._grew_at = -1
+        """Newest step in which an input was larger than before."""
         self._anon: int | None = None
         self._suspected = 0
         self._step = 0
@@ -164,10 +166,12 @@ class GrowthDetector:
         elif type(event) is HeapReading:
             self._take_heap(event)
         elif type(event) is StepInputs and event.device == "host":
-            elements = sum(tensor.elements for tensor in event.inputs)
-            if elements > self._most_elements > 0:
-                self._grew_at = event.step
-            self._most_elements = max(elements, self._most_elements)
+            # A name that was not there before can be a tensor that the program keeps since then.
+            for tensor in event.inputs:
+                known = self._most_elements.setdefault(tensor.name, tensor.elements)
+                if tensor.elements > known:
+                    self._most_elements[tensor.name] = tensor.elements
+                    self._grew_at = event.step
         elif type(event) is Device:
             self._described[event.name] = event
 

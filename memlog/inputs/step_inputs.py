@@ -274,6 +274,7 @@ class KeptTensors:
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
+        self._is_first = True
         self._gains: Counter[str] = Counter()
         self._grown: dict[str, _Growth] = {}
 
@@ -281,15 +282,16 @@ class KeptTensors:
         """Return the tensors that are inputs of this step. ``peak`` is the step's peak in bytes.
 
         The items of a container that gains items from look to look are left out, and so is a variable's
-        tensor whose own growth explains the peaks.
+        tensor whose own growth explains the peaks. A container that was not there at the last look has
+        gained its items since.
         """
         held = Counter(container for tensor in found if (container := _container(tensor)))
         for name, count in held.items():
-            if count > self._held.get(name, count):
+            if count > self._held.get(name, count if self._is_first else 0):
                 self._gains[name] += 1
             elif self._gains[name] < _LOOKS:
                 self._gains[name] = 0
-        self._held = held
+        self._held, self._is_first = held, False
         return tuple(
             tensor
             for tensor in found

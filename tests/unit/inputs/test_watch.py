@@ -214,6 +214,18 @@ def test_a_list_that_gains_a_tensor_each_step_is_no_input() -> None:
     assert not any(name.startswith("kept[") for name in names)
 
 
+def test_states_that_are_kept_now_and_then_are_no_inputs() -> None:
+    run, best = Run(), list[dict[str, torch.Tensor]]()
+    for step in range(60):
+        if step % 10 == 9:
+            best.append({"weight": torch.empty(32, 32, device="meta")})
+        tokens = torch.empty(8, 16, device="meta")
+        run.end_step(300 * MIB + 60 * MIB * len(best), 300 * MIB + 60 * MIB * len(best))
+        use(tokens)
+    assert run.records[-1].step == 59
+    assert {each.name for record in run.records for each in record.inputs} == {"tokens"}
+
+
 def test_tensors_that_stay_are_no_inputs_beside_new_ones() -> None:
     run = Run()
     data_set, preview = torch.empty(64, 10), torch.empty(7, 3, device="meta")

@@ -163,6 +163,18 @@ def test_larger_inputs_explain_a_rise_only_if_they_came_late(
     assert facts.have_inputs_grown() is is_late
 
 
+def test_a_tensor_that_was_not_there_before_is_no_larger_input() -> None:
+    facts = RunFold()
+    tokens, state = (
+        TensorInput("tokens", (8, 64), "int64"),
+        TensorInput("best[1]", (9, 99), "float32"),
+    )
+    for step, inputs in ((1, (tokens,)), (80, (tokens, state))):
+        facts.take(batch(step, GIB + step * 20 * MIB))
+        facts.take(StepInputs(at(step), step, "host", GIB, inputs))
+    assert not facts.have_inputs_grown()
+
+
 @pytest.mark.parametrize("kib", [20, 2000])
 def test_a_suspect_whose_growth_is_not_excluded_leaves_no_all_clear(
     tmp_path: Path, kib: int
