@@ -547,8 +547,7 @@ def _weight_of(
     if base is dict:
         elements, older = ([value for _, value in pairs] for pairs in (elements, older))
     weight = ElementWeight(container)
-    weight.add(older)
-    weight.forget_counts()
+    weight.add_shared(older, elements)
     weight.add(elements, *enough)
     return weight if weight.elements else None
 
