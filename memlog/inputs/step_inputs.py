@@ -277,14 +277,26 @@ class KeptTensors:
         self._is_first = True
         self._gains: Counter[str] = Counter()
         self._grown: dict[str, _Growth] = {}
+        self._at_first: set[str] = set()
+        self._stayed: set[str] = set()
+        """Variables that came after the first look and had the same tensor at two looks."""
 
-    def inputs_among(self, found: tuple[TensorInput, ...], peak: int) -> tuple[TensorInput, ...]:
+    def inputs_among(
+        self, found: tuple[TensorInput, ...], peak: int, fresh: frozenset[str]
+    ) -> tuple[TensorInput, ...]:
         """Return the tensors that are inputs of this step. ``peak`` is the step's peak in bytes.
+
+        ``fresh`` has the names of the tensors that were not there at the last look.
 
         The items of a container that gains items from look to look are left out, and so is a variable's
         tensor whose own growth explains the peaks. A container that was not there at the last look has
-        gained its items since.
+        gained its items since. A variable that comes after the first look and then has the same tensor at
+        two looks has a copy or a result, such as a checkpoint: it is left out from then on.
         """
+        if self._is_first:
+            self._at_first = {_variable(tensor) for tensor in found}
+        old = {_variable(tensor) for tensor in found if tensor.name not in fresh}
+        self._stayed |= old - self._at_first
         held = Counter(container for tensor in found if (container := _container(tensor)))
         for name, count in held.items():
             if count > self._held.get(name, count if self._is_first else 0):
@@ -295,7 +307,9 @@ class KeptTensors:
         return tuple(
             tensor
             for tensor in found
-            if not self._gains[_container(tensor)] and not self._explains_peaks(tensor, peak)
+            if _variable(tensor) not in self._stayed
+            and not self._gains[_container(tensor)]
+            and not self._explains_peaks(tensor, peak)
         )
 
     def _explains_peaks(self, each: TensorInput, peak: int) -> bool:
@@ -322,6 +336,10 @@ def _container(each: TensorInput) -> str:
     """Return the variable that holds an input as an item; empty if the input is a variable itself."""
     name, bracket, _ = each.name.partition("[")
     return name if bracket else ""
+
+
+def _variable(each: TensorInput) -> str:
+    return each.name.partition("[")[0]
 
 
 def _bytes(each: TensorInput) -> int:

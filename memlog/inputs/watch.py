@@ -220,7 +220,7 @@ class StepInputsWatch:
         before = {id(old) for reference in known if (old := reference()) is not None}
         pairs = zip(inputs, tensors, strict=True)
         fresh = frozenset(described.name for described, tensor in pairs if id(tensor) not in before)
-        return self._kept.inputs_among(inputs, peak), fresh
+        return self._kept.inputs_among(inputs, peak, fresh), fresh
 
     def _publish_inputs(self, step: StepPeak) -> None:
         if self._published >= _EVENTS:

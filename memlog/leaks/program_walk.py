@@ -40,7 +40,7 @@ from memlog._internal.inert_access import (
     module_file,
     module_namespace,
 )
-from memlog.leaks.containers import filled
+from memlog.leaks.containers import filled, told_bytes
 from memlog.leaks.live_tensors import tensor_storage
 from memlog.leaks.owner_chain import (
     NamePath,
@@ -243,6 +243,8 @@ def buffer_bytes(one: Any) -> int:
             return 0
     if is_kind(one, bytearray):
         return bytearray.__len__(one)
+    if any(is_kind(one, kind) for kind in _arrow_types() if kind is not None):
+        return told_bytes(one)
     array = _array_type()
     if array is None:
         return 0
@@ -271,8 +273,8 @@ def is_state_of(optimizer: Any, one: Any) -> bool:
 
 
 def is_buffer(kind: type) -> bool:
-    """Return True for tensors, arrays, data frames and bytearrays."""
-    known = (torch.Tensor, bytearray, _array_type(), _frame_type())
+    """Return True for tensors, arrays, data frames, Arrow's tables and arrays, and bytearrays."""
+    known = (torch.Tensor, bytearray, _array_type(), _frame_type(), *_arrow_types())
     return any(base is buffer for base in bases(kind) for buffer in known if buffer is not None)
 
 
@@ -282,6 +284,12 @@ def _array_type() -> Any:
 
 def _frame_type() -> Any:
     return getattr(sys.modules.get("pandas"), "DataFrame", None)
+
+
+def _arrow_types() -> tuple[Any, ...]:
+    arrow = sys.modules.get("pyarrow.lib")
+    names = ("Table", "RecordBatch", "ChunkedArray", "Array")
+    return tuple(getattr(arrow, name, None) for name in names)
 
 
 def _kind_of(kind: type) -> object:

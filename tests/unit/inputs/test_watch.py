@@ -226,6 +226,23 @@ def test_states_that_are_kept_now_and_then_are_no_inputs() -> None:
     assert {each.name for record in run.records for each in record.inputs} == {"tokens"}
 
 
+def test_a_tensor_that_is_replaced_by_a_longer_one_now_and_then_is_no_input() -> None:
+    run, outputs = Run(), None
+    for step in range(60):
+        if step % 10 == 9:
+            rows = 32 if outputs is None else len(outputs) + 32
+            outputs = torch.empty(rows, 32, device="meta")
+        tokens = torch.empty(8, 16, device="meta")
+        run.watch.next_look = 0
+        run.end_step(300 * MIB + 60 * MIB * (step // 10), 300 * MIB)
+        use(tokens)
+    use(outputs)
+    assert run.records[-1].step == 50
+    sizes = {each for record in run.records for each in record.inputs if each.name == "outputs"}
+    # The first one can be an input. It is there at the next look, too, and is none from then on.
+    assert len(sizes) <= 1
+
+
 def test_tensors_that_stay_are_no_inputs_beside_new_ones() -> None:
     run = Run()
     data_set, preview = torch.empty(64, 10), torch.empty(7, 3, device="meta")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from matplotlib import pyplot as plt
@@ -252,6 +253,20 @@ def test_a_data_frame_that_is_replaced_by_a_longer_one_is_named() -> None:
     holder = only(named(evaluate, memory))
     assert holder.title.startswith("`table` in `test_a_data_frame_that_is_replaced")
     assert "is replaced by larger ones: 10." in holder.title
+
+
+def test_an_arrow_table_that_is_replaced_by_a_longer_one_is_named() -> None:
+    memory, table = Memory(), pa.table({"outputs": np.zeros(1, dtype="float32")})
+
+    def evaluate(_: int) -> None:
+        nonlocal table
+        memory.level += 10 * MIB
+        values = np.zeros(10 * MIB // 4, dtype="float32")
+        table = pa.concat_tables([table, pa.table({"outputs": values})])
+
+    holder = only(named(evaluate, memory))
+    assert holder.title.startswith("`table` in `test_an_arrow_table_that_is_replaced")
+    assert "is replaced by larger ones: 10.0 MiB each time" in holder.title
 
 
 def test_levels_that_go_up_and_down_do_not_hide_a_container() -> None:
