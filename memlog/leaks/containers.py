@@ -368,23 +368,10 @@ class ElementWeight:
         self._seen: dict[Any, Any] = {id(container): container}
         self._kinds: dict[int, _Kind] = {}
         self._most = 0
-        self._forget_counts()
+        self.forget_counts()
 
-    def add_shared(self, older: Sequence[Any], newer: Sequence[Any]) -> None:
-        """Let what ``older`` elements hold count as shared, but not ``newer`` elements.
-
-        An older one can lead to the newer ones, such as an image of a figure through the figure.
-        """
-        apart = {id(element): element for element in newer if id(element) not in self._seen}
-        for element in older:
-            apart.pop(id(element), None)
-        self._seen |= apart
-        self.add(older)
-        for identity in apart:
-            del self._seen[identity]
-        self._forget_counts()
-
-    def _forget_counts(self) -> None:
+    def forget_counts(self) -> None:
+        """Begin the sums again. What was counted before still counts as shared."""
         self._most = len(self._seen) + _MAX_VISITED
         self.own = self.graph = self.tensors = self.elements = self.storages = self.shown = 0
         self.foreign: Counter[str] = Counter()

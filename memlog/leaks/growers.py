@@ -547,7 +547,8 @@ def _weight_of(
     if base is dict:
         elements, older = ([value for _, value in pairs] for pairs in (elements, older))
     weight = ElementWeight(container)
-    weight.add_shared(older, elements)
+    weight.add(older)
+    weight.forget_counts()
     weight.add(elements, *enough)
     return weight if weight.elements else None
 

@@ -419,7 +419,7 @@ def test_many_objects_of_an_older_element_leave_the_newest_one_its_weight() -> N
     weight = ElementWeight()
     weight.add([older])
     assert weight.is_partial
-    weight.add_shared([], [])
+    weight.forget_counts()
     weight.add([torch.ones(1000)])
     assert weight.own == pytest.approx(4000, abs=1)
     assert not weight.is_partial
@@ -569,23 +569,6 @@ def test_figures_that_are_never_closed_are_named() -> None:
     assert "`Gcf.figs`" in holder.title
     assert holder.remedy == "Close each figure that is no longer needed: `plt.close(figure)`."
     assert holder.bytes_per_step == pytest.approx(4 * MIB / EVERY, rel=0.05)
-
-
-def test_images_in_axes_that_are_used_again_are_named() -> None:
-    """Each image leads to the axes, and so to all other images."""
-    memory = Memory()
-    figure, axes = plt.subplots()
-
-    def plot(_: int) -> None:
-        axes.imshow(np.random.default_rng(0).random((512, 512)))
-        memory.level += 2 * MIB
-
-    try:
-        holder = only(named(plot, memory))
-    finally:
-        plt.close(figure)
-    assert "_children" in holder.title
-    assert holder.bytes_per_step == pytest.approx(2 * MIB / EVERY, rel=0.1)
 
 
 def test_a_buffer_whose_elements_leave_in_random_order_is_named_while_it_fills() -> None:
@@ -947,7 +930,8 @@ def test_a_path_leads_to_the_object_again() -> None:
 def test_an_element_weighs_what_it_does_not_share() -> None:
     base = torch.empty(2 * MIB)
     weight = ElementWeight()
-    weight.add_shared([[base[:10]]], [])
+    weight.add([[base[:10]]])
+    weight.forget_counts()
     weight.add([[base[10:20], tensor()]])
     assert weight.own == pytest.approx(MIB, rel=0.05)
     assert weight.tensors == 2
