@@ -349,8 +349,8 @@ class _Kind(NamedTuple):
 class ElementWeight:
     """Sum over elements. What one element shares with those before it counts one time.
 
-    ``container`` has the elements. An element can refer to it, such as an exception whose traceback keeps the
-    variables of a function; ``None``: unknown.
+    ``apart`` has objects that do not count, nor what only they hold: the container and its owners. An element
+    can refer to them, such as an exception whose traceback keeps the variables of a function.
 
     Attributes:
         own: Bytes of tensors, arrays and other objects.
@@ -363,9 +363,9 @@ class ElementWeight:
         is_partial: True if this is one element, with more objects than are visited. The sums are too small.
     """
 
-    def __init__(self, container: Any = None) -> None:
+    def __init__(self, apart: Sequence[Any] = ()) -> None:
         # With the objects: a new object could get the identity of one that was freed.
-        self._seen: dict[Any, Any] = {id(container): container}
+        self._seen: dict[Any, Any] = {id(one): one for one in apart}
         self._kinds: dict[int, _Kind] = {}
         self._most = 0
         self.forget_counts()
@@ -376,6 +376,20 @@ class ElementWeight:
         self.own = self.graph = self.tensors = self.elements = self.storages = self.shown = 0
         self.foreign: Counter[str] = Counter()
         self.is_partial = False
+
+    def add_older(self, older: Sequence[Any], newer: Sequence[Any]) -> None:
+        """Let what ``older`` hold count as shared.
+
+        What they reach through ``newer`` does not: an older element can refer to newer ones.
+        """
+        between = {id(one): one for one in newer if not is_atom(type(one))}
+        for key in (*self._seen, *map(id, older)):
+            between.pop(key, None)
+        self._seen |= between
+        self.add(older)
+        for key in between:
+            del self._seen[key]
+        self.forget_counts()
 
     def add(self, elements: Sequence[Any], enough: int = _MAX_VISITED) -> None:
         """Weigh elements until ``enough`` objects and graph nodes were visited."""

@@ -294,9 +294,9 @@ def reading_of(chain: Chain | None, rise: int, step: int, length: int, level: in
 def newest_of(container: Any) -> Any:
     """Return the newest element of a container; ``None`` if it has none, or one without an identity."""
     base = container_base(container)
-    newest = (
-        [] if base is None or is_buffer(type(container)) else newest_elements(container, base, 1)
-    )
+    if base is None or is_buffer(type(container)):
+        return None
+    newest = newest_elements(container, base, 1)
     value = newest[0] if newest else None
     if base is dict and value is not None:
         value = value[1]
@@ -422,7 +422,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     if candidate.path.start.place == PYPLOT_FIGURES:
         own, tensors, is_partial = 0.0, 0.0, True  # most of a figure is outside Python
     elif not is_buffer(type(container)):
-        weight = _weight(container, gained, is_state=is_training_state(chain))
+        weight = _weight(chain, gained)
         if weight is None:
             return None
         own, graph = (gained * total / weight.elements for total in (weight.own, weight.graph))
@@ -436,15 +436,15 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
     gaps = [after.rise - before.rise for before, after in pairwise(grown)]
     gains = [after.length - before.length for before, after in pairwise(grown)]
     each, every = (median(gains), median(gaps)) if gaps else (gained, 0)
+    sizes = zip(readings[1:], risen, grew, strict=True)
     is_steady = not in_stairs or (bool(gaps) and not _is_regular(gaps, gains))
+    # The walk after a rise can take many steps. In stairs, nothing grows meanwhile.
+    is_whole = first is readings[0] or is_steady
     return Grower(
         chain=chain,
         gained=gained,
         rises=rises,
-        # The walk after a rise can take many steps. In stairs, nothing grows meanwhile.
-        steps=last.step - first.step
-        if first is readings[0] or is_steady
-        else last.rise - first.rise,
+        steps=last.step - first.step if is_whole else last.rise - first.rise,
         each=each,
         every=every,
         bytes_gained=own + graph,
@@ -461,11 +461,7 @@ def _weighed(measured: tuple[Candidate, Chain], *, in_stairs: bool) -> Grower | 
         group=_group(candidate.path, chain),
         is_steady=is_steady,
         is_beside=is_beside,
-        risen_at={
-            reading.rise: size
-            for reading, size, did in zip(readings[1:], risen, grew, strict=True)
-            if did
-        },
+        risen_at={reading.rise: size for reading, size, did in sizes if did},
         slots=slots,
         bytes_left=(slots - last.length) * (own + graph) / gained if slots else None,
     )
@@ -514,17 +510,18 @@ def is_training_state(chain: Chain) -> bool:
     return any(is_state_of(owner, chain.objects[-1]) for owner in chain.objects[-3:-1])
 
 
-def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWeight | None:
+def _weight(chain: Chain, gained: int) -> ElementWeight | None:
     """Return the weight of a container's newest elements, without what an older element holds, too.
 
-    If ``is_state`` is true, the container is an optimizer's state, and the parameters' gradients count, too.
+    In an optimizer's state, the parameters' gradients count, too.
     """
+    container = chain.objects[-1]
     base = container_base(container)
     if base is None:
         return None
-    if is_state:
+    if is_training_state(chain):
         newest = newest_elements(container, base, min(_SAMPLE, gained))
-        state = ElementWeight(container)
+        state = ElementWeight([container])
         state.add([(values, gradient_of(parameter)) for parameter, values in newest])
         return state if state.elements else None
     count = min(_SAMPLE, gained)
@@ -532,23 +529,22 @@ def _weight(container: Any, gained: int, *, is_state: bool = False) -> ElementWe
     elements = newest_elements(container, base, count + 1)
     has_older = filled(container, base) > gained
     older = elements[count:] if has_older else []
-    weight = _weight_of(container, elements[:count], older, base, _SAMPLED)
+    weight = _weight_of(chain, elements[:count], older, base, _SAMPLED)
     if weight is not None and weight.shares:
         elements = newest_elements(container, base, min(_SHARED, gained))
         # The next older element can have a part of the same tensor. So the oldest one is compared.
         oldest = oldest_element(container, base) if has_older else []
-        weight = _weight_of(container, elements, oldest, base)
+        weight = _weight_of(chain, elements, oldest, base)
     return weight
 
 
 def _weight_of(
-    container: Any, elements: list[Any], older: list[Any], base: type, *enough: int
+    chain: Chain, elements: list[Any], older: list[Any], base: type, *enough: int
 ) -> ElementWeight | None:
     if base is dict:
         elements, older = ([value for _, value in pairs] for pairs in (elements, older))
-    weight = ElementWeight(container)
-    weight.add(older)
-    weight.forget_counts()
+    weight = ElementWeight(chain.objects)
+    weight.add_older(older, elements)
     weight.add(elements, *enough)
     return weight if weight.elements else None
 

@@ -37,6 +37,9 @@ _SURE: Final = 3
 """With fewer rises at which the container grew, the confidence is at most medium."""
 _WITHIN: Final = 0.25
 """If the gained elements hold the growth up to this part of it, the confidence can be high."""
+_APART: Final = 0.1
+"""If a container gained more often or less often than the usual time between two rises tells, by more than
+this part and by more than one time, it is not told how many steps lie between."""
 _KEPT_GRAPH: Final = "Keep only numbers (`.item()`), or tensors without their graphs (`.detach()`)."
 _ORDINARY: Final = (list, tuple, dict, set, torch.Tensor)
 """Types of elements that tell nothing about what is in them."""
@@ -50,6 +53,8 @@ _NOUNS: Final[dict[HolderKind, str]] = {
 
 def holder_of_growth(grower: Grower) -> Holder:
     """Return the description of a container that grows whenever memory rises."""
+    if not _is_period(grower):
+        grower = grower._replace(each=grower.gained, every=0)
     owner = owner_of(grower)
     kind = _kind(grower)
     added = addition(owner)
@@ -70,6 +75,14 @@ def holder_of_growth(grower: Grower) -> Holder:
         _remedy(kind, grower, owner, added[1].value if added is not None else ""),
         left,
     )
+
+
+def _is_period(grower: Grower) -> bool:
+    """Return False if the usual gain, every so many steps, is not what it gained in all."""
+    if not grower.every or grower.is_steady:
+        return True
+    times, expected = grower.gained / grower.each, grower.steps / grower.every
+    return abs(times - expected) <= max(1, _APART * expected)
 
 
 def _remedy(kind: HolderKind, grower: Grower, owner: Owner, value: str) -> str | None:
@@ -184,17 +197,20 @@ def _every(grower: Grower) -> str:
 
 def _evidence(grower: Grower, each: float) -> tuple[str, ...]:
     times = "one rise" if grower.rises == 1 else f"each of {grower.rises} rises"
-    often = f" ({_every(grower)})" if grower.every else ""
+    often = f" ({_every(grower)})" if grower.every and grower.rises > 1 else ""
     evidence = [f"memory rose by {format_bytes(each)} at {times}{often}"]
     if grower.is_steady:
         evidence = [f"memory rose by {format_bytes(grower.growth)} in {grower.steps:,} steps"]
     if grower.is_buffer:
         return (*evidence, f"it is {format_bytes(grower.gained)} larger after {grower.steps} steps")
-    held = f"{grower.gained} more elements after {grower.steps} steps"
+    is_one = grower.gained == 1
+    more = "one more element" if is_one else f"{grower.gained:,} more elements"
+    held = f"{more} after {grower.steps:,} steps"
     if grower.is_by_elimination:
         evidence.append(f"{held}; no other container that grew meanwhile explains the memory")
     else:
-        evidence.append(f"{held}, which hold {format_bytes(grower.bytes_gained)}")
+        holds = "holds" if is_one else "hold"
+        evidence.append(f"{held}, which {holds} {format_bytes(grower.bytes_gained)}")
     if not grower.is_by_elimination and grower.tensors > 1:
         evidence.append(f"an element has {grower.tensors:,.0f} tensors")
     return tuple(evidence)

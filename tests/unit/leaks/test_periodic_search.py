@@ -22,8 +22,10 @@ import pyarrow as pa
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from PIL import Image
 
+from memlog._internal.terminal import format_bytes
 from memlog.leaks import growers, periodic_search, program_walk
 from memlog.leaks.containers import ElementWeight
 from memlog.leaks.holders import Holder
@@ -552,6 +554,53 @@ def test_what_the_traceback_of_a_kept_exception_holds_is_weighed() -> None:
     assert "`errors`" in holder.title
     assert "keeps 10.0 MiB each time" in holder.title
     assert "`str(error)`" in (holder.remedy or "")
+
+
+def test_a_period_that_the_gain_in_all_belies_is_not_told() -> None:
+    memory, search = Memory(), PeriodicSearch(2 * MIB)
+    kept, found = [], []
+    for step in range(100):
+        if step % EVERY == EVERY - 1:
+            kept += memory.take()
+        found += search.step_ended(step, memory.level) or []
+    grower = found[-1]._replace(gained=6, each=1, every=15, steps=68, rises=4, is_steady=False)
+    assert "gains 6 tensors in 68 steps. That keeps" in holder_of_growth(grower).title
+    sure = grower._replace(every=11)
+    assert "gains one tensor every 11 steps" in holder_of_growth(sure).title
+    once = sure._replace(gained=1, rises=1, steps=11)
+    assert [text.partition(", which")[0] for text in holder_of_growth(once).evidence] == [
+        f"memory rose by {format_bytes(once.growth)} at one rise",
+        "one more element after 11 steps",
+    ]
+
+
+def test_images_in_axes_are_named_although_each_leads_to_the_others() -> None:
+    """Each image refers to its axes, which have a set of the images beside the list."""
+    memory = Memory()
+    figure = Figure()
+    axes = figure.subplots()
+
+    def plot(_: int) -> None:
+        axes.imshow(np.zeros((1024, 1024)))
+        memory.level += 8 * MIB
+
+    holder = only(named(plot, memory))
+    assert "gains one element every 30 steps" in holder.title
+    assert holder.bytes_per_step == pytest.approx(8 * MIB / EVERY, rel=0.05)
+
+
+def test_an_older_element_that_leads_to_the_newer_ones_leaves_them_their_weight() -> None:
+    memory = Memory()
+    kept: list[dict[str, Any]] = []
+
+    def evaluate(_: int) -> None:
+        kept.append({"outputs": memory.take()})
+        if len(kept) > 1:
+            kept[-2]["next"] = kept[-1]
+
+    holder = only(named(evaluate, memory))
+    assert "`kept`" in holder.title
+    assert holder.bytes_per_step == pytest.approx(10 * MIB / EVERY, rel=0.05)
 
 
 def test_figures_that_are_never_closed_are_named() -> None:
