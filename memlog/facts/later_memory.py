@@ -194,9 +194,8 @@ class FirstCheckpoint:
 
 def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -> Finding:
     at = "" if state.first_at is None else f" at step {state.first_at:,}"
-    model, optimizer = (
-        format_bytes(part.host + part.device) for part in (state.model, state.optimizer)
-    )
+    sizes = (part.host + part.device for part in (state.model, state.optimizer))
+    model, optimizer = map(format_bytes, sizes)
     return Finding(
         time_us=now_us(),
         step=step,
@@ -397,9 +396,8 @@ def _longest(found: PeaksBySize) -> tuple[int, LengthSource]:
         return found.largest, "seen"
     if not (found.grows and found.dimension):
         draws = found.steps * ((found.batch or 1) if lengths.is_random else 1)
-        share = next(
-            (0.5**at for at, size in enumerate(lengths.tail, 1) if size > found.largest), 0.0
-        )
+        longer = (0.5**at for at, size in enumerate(lengths.tail, 1) if size > found.largest)
+        share = next(longer, 0.0)
         # Probability that none of the longer samples was drawn so far.
         if (1 - share) ** draws < _NEVER:
             return found.largest, "seen"
