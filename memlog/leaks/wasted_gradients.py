@@ -80,8 +80,9 @@ class WastedGradients:
     def finish(self, step: int | None) -> None:
         """Judge a last time, and remove all hooks and modes of the search from torch."""
         with self._diagnostics.contained("looking for unused gradients"):
-            if self._unused is not None and step is not None:
-                self._unused.judge(step)
+            if self._unused is not None:
+                if step is not None:
+                    self._unused.judge(step)
                 self._unused.stop()
                 self._take(self._unused.finding)
             if self._unowned is not None:
