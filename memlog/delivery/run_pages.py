@@ -105,7 +105,7 @@ class HelpersReport:
                 logger.info("made the run's report in %.2f s", time.monotonic() - begun)
 
     def cache_summary(self) -> None:
-        """Cache the run's summary for ``memlog show``, if a report was published.
+        """Cache the run's summary for ``memlog show``, if the journal was read for a report.
 
         To be called after the last event of all processes.
         """

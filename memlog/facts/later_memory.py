@@ -222,7 +222,7 @@ def _finding(state: SavedState, cost: SavingCost, free: int, step: int | None) -
 def _remedy(state: SavedState, cost: SavingCost) -> str | None:
     """Return what the program can do that it does not do yet; ``None``: nothing is known."""
     remedy = _REMEDIES.get(cost.way)
-    smaller = {cost.way: cost for cost in saving_costs(replace(state, shard=_SMALL_FILE))}
+    smaller = {other.way: other for other in saving_costs(replace(state, shard=_SMALL_FILE))}
     if remedy is None or (
         cost.way == "transformers_trainer" and smaller[cost.way].host >= cost.host
     ):

@@ -274,10 +274,10 @@ class KeptTensors:
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
-        self._is_first = True
         self._gains: Counter[str] = Counter()
         self._grown: dict[str, _Growth] = {}
-        self._at_first: set[str] = set()
+        self._at_first: set[str] | None = None
+        """Variables at the first look; ``None``: there was none yet."""
         self._stayed: set[str] = set()
         """Variables that came after the first look and had the same tensor at two looks."""
 
@@ -293,17 +293,18 @@ class KeptTensors:
         gained its items since. A variable that comes after the first look and then has the same tensor at
         two looks has a copy or a result, such as a checkpoint: it is left out from then on.
         """
-        if self._is_first:
+        is_first = self._at_first is None
+        if self._at_first is None:
             self._at_first = {_variable(tensor) for tensor in found}
         old = {_variable(tensor) for tensor in found if tensor.name not in fresh}
         self._stayed |= old - self._at_first
         held = Counter(container for tensor in found if (container := _container(tensor)))
         for name, count in held.items():
-            if count > self._held.get(name, count if self._is_first else 0):
+            if count > self._held.get(name, count if is_first else 0):
                 self._gains[name] += 1
             elif self._gains[name] < _LOOKS:
                 self._gains[name] = 0
-        self._held, self._is_first = held, False
+        self._held = held
         return tuple(
             tensor
             for tensor in found
@@ -334,8 +335,8 @@ class _Growth:
 
 def _container(each: TensorInput) -> str:
     """Return the variable that holds an input as an item; empty if the input is a variable itself."""
-    name, bracket, _ = each.name.partition("[")
-    return name if bracket else ""
+    name = _variable(each)
+    return "" if name == each.name else name
 
 
 def _variable(each: TensorInput) -> str:

@@ -202,9 +202,8 @@ class PeriodicInquiry:
         lasted = (self.level - level) / self.rate
         if 0 < lasted < _QUIET * (self.last_step - step):
             return round(self.last_step - lasted)
-        if math.isinf(self._filled_in):
-            return self._since
-        return max(self._since, min(step, round(self.last_step - self._filled_in)))
+        # Rounded last, because `_filled_in` can be infinite.
+        return round(max(self._since, min(step, self.last_step - self._filled_in)))
 
     @property
     def still_rises(self) -> bool:

@@ -243,7 +243,7 @@ def buffer_bytes(one: Any) -> int:
             return 0
     if is_kind(one, bytearray):
         return bytearray.__len__(one)
-    if any(is_kind(one, kind) for kind in _arrow_types() if kind is not None):
+    if any(is_kind(one, kind) for kind in _arrow_types()):
         return told_bytes(one)
     array = _array_type()
     if array is None:
@@ -289,7 +289,8 @@ def _frame_type() -> Any:
 def _arrow_types() -> tuple[Any, ...]:
     arrow = sys.modules.get("pyarrow.lib")
     names = ("Table", "RecordBatch", "ChunkedArray", "Array")
-    return tuple(getattr(arrow, name, None) for name in names)
+    kinds = (getattr(arrow, name, None) for name in names)
+    return tuple(kind for kind in kinds if kind is not None)
 
 
 def _kind_of(kind: type) -> object:

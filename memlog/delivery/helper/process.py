@@ -186,7 +186,10 @@ class Helper:
             self._publish_health(unjudged)
 
     def report_later(self) -> None:
-        """Start making the report in a child process, unless the run goes on, was short or has a tracker."""
+        """Start making the report in a child process, unless the run goes on, was short or has a tracker.
+
+        If it has a tracker, the report is there already, and the summary is cached now, after the last event.
+        """
         if self._training.goes_on:
             return
         if self._has_trackers:

@@ -77,8 +77,7 @@ class RunReader:
         # Checked before reading: if the run ends in between, the journal has its end event when it is read.
         alive = self.run.is_alive()
         self.read(complete=not alive)
-        files = [file for file, _ in self._files.values()]
-        return summary_of(self.run, self.totals, files, alive=alive, end=end)
+        return summary_of(self.run, self.totals, self._journal(), alive=alive, end=end)
 
     def cache_summary(self) -> None:
         """Cache the summary of a run that is over, so that even the first ``memlog show`` is quick.
@@ -88,8 +87,10 @@ class RunReader:
         alive = self.run.is_alive()
         cache = SummaryCache(self.run)
         self.read(complete=True)
-        files = [file for file, _ in self._files.values()]
-        cache.save(journal_summary(self.run, self.totals, files, alive=alive))
+        cache.save(journal_summary(self.run, self.totals, self._journal(), alive=alive))
+
+    def _journal(self) -> list[JournalFile]:
+        return [file for file, _ in self._files.values()]
 
 
 MarkKind: TypeAlias = Literal[
