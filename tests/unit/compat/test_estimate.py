@@ -84,7 +84,7 @@ def test_a_loss_that_reads_values_is_one_clear_error() -> None:
         out: Tensor = model(torch.randn(4, 256)).mean()
         return out if out.item() > 0 else -out
 
-    with pytest.raises(ConfigurationError, match="needs a tensor's value"):
+    with pytest.raises(ConfigurationError, match="decides by a tensor's value"):
         estimate_memory(CASES["mlp"].model(), loss)
 
 
