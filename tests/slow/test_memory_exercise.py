@@ -158,7 +158,7 @@ def test_the_pages_on_compare_and_advise_show_what_these_runs_say(
         command, _, _ = first.removeprefix("$ memlog ").partition(" > /dev/null")
         words = (names.get(word, word) for word in shlex.split(command))
         process = child.start_memlog(*words, directory=folder, inherited=hyco.environment())
-        printed, errors = process.communicate(timeout=100)
+        printed, errors = process.communicate(timeout=240)
         if "> /dev/null" in first:
             printed = f"{errors}$ echo $?\n{process.returncode}\n"
         for documented_name, name in names.items():

@@ -12,7 +12,7 @@ import pytest
 from support.fork_server import ForkedProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LIMIT_S = 120
+LIMIT_S = 240
 """Time limit of a command, which takes three to twelve seconds; PhiFlow may hang if its loss raises."""
 
 LIBRARIES = ("torch", "phi", "hydra")

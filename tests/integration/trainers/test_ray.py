@@ -23,7 +23,7 @@ from memlog.events import Phase
 pytest.importorskip("ray.train")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(900),  # the first test waits for the trainings
+    pytest.mark.timeout(1300),  # the first test waits for the trainings
 ]
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-ray.md"
@@ -146,7 +146,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=560,
+            timeout=1100,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
