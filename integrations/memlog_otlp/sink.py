@@ -87,6 +87,8 @@ class OtlpSink:
             f"opentelemetry.exporter.otlp.proto.{kind}.metric_exporter"
         )
         self._exporter: MetricExporter = module.OTLPMetricExporter()
+        # Without its filter, which hides the reason of a failure that occurs again within 20 s.
+        logging.getLogger(f"{_LOGGER}.otlp.proto.grpc.exporter").filters.clear()
         named = {SERVICE_NAME: "memlog", SERVICE_INSTANCE_ID: self._run}
         self._resource = Resource(named).merge(OTELResourceDetector().detect())
 
@@ -108,7 +110,8 @@ class OtlpSink:
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Export points, and the newest index of each axis at its time."""
-        kept = [point for point in points if self._is_storable(point)]
+        # Some stores, such as Prometheus, refuse a request with a value older than the one before it.
+        kept = sorted(filter(self._is_storable, points), key=lambda point: point.time_us)
         indices = {(point.axis, point.index, point.time_us): point for point in kept}
         self._export(
             [

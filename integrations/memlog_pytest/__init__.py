@@ -85,6 +85,12 @@ def _conditions(item: pytest.Item) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for marker in item.iter_markers(MARKER):
+        for value in marker.args:
+            if isinstance(value, str) and value.lstrip()[:1] in ("<", ">"):
+                raise pytest.UsageError(
+                    f"{item.nodeid}: @pytest.mark.{MARKER}({value!r}): name the figure, as in "
+                    f"{MARKER}(trace_peak={value!r})"
+                )
         found = {**marker.kwargs, **found}
     return found
 

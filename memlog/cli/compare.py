@@ -375,7 +375,9 @@ def _place(baseline: Path, name: str) -> dict[str, object]:
     key = f"{json.dumps(name, ensure_ascii=False)}: {{"
     lines = baseline.read_text(encoding="utf-8", errors="replace").splitlines()
     line = next((at for at, text in enumerate(lines, 1) if text.strip() == key), 1)
-    place = {"uri": baseline.as_posix().lstrip("/")}
+    # Readers of SARIF take paths relative to the repository, in whose root CI runs commands.
+    uri = baseline.relative_to(Path.cwd()) if baseline.is_relative_to(Path.cwd()) else baseline
+    place = {"uri": uri.as_posix().lstrip("/")}
     return {"physicalLocation": {"artifactLocation": place, "region": {"startLine": line}}}
 
 

@@ -45,7 +45,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -385,7 +385,7 @@ def update_baselines(file: Path, changed: Mapping[str, Baseline]) -> dict[str, B
     """
     before = read_baselines(file) if file.exists() else {}
     trainings = msgspec.to_builtins({**before, **changed})
-    document = {"schema": 1, "trainings": trainings}
+    document = {"schema": 1, "trainings": _shortened(trainings)}
     text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
     with replacing(file.absolute().parent, file.name) as written:
         written.write(f"{text}\n".encode())
@@ -406,6 +406,15 @@ def find_baseline(file: Path, trainings: Mapping[str, Baseline], name: str) -> R
             "add it with --update, or give the run one of these names"
         )
     return trainings[name].as_run(file, name)
+
+
+def _shortened(value: Any) -> Any:
+    """Return a document with `_short` numbers, so that an entry that was only read back stays as it was."""
+    if isinstance(value, dict):
+        return {name: _shortened(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    return _short(value) if isinstance(value, float) else value
 
 
 def _short(value: float) -> float:

@@ -73,6 +73,7 @@ class NotebookMagics:
 
         If a session records already, the cell is a phase of its run instead.
         """
+        __tracebackhide__ = True  # IPython's traceback begins in the cell
         given = _cell_arguments().parse_args(shlex.split(line))
         if current_session() is not None:
             if line.strip():
@@ -82,7 +83,9 @@ class NotebookMagics:
             # Since IPython 9, the count of executions is that of the next cell already.
             number = len(self._shell.history_manager.input_hist_parsed) - 1
             with phase(f"In[{number}]"):
-                self._shell.run_cell(cell)
+                failure = self._run(cell)
+                if failure is not None:
+                    raise failure
             return
         try:
             session = init(
@@ -95,9 +98,25 @@ class NotebookMagics:
             )
         except MemlogError as error:
             raise UsageError(f"%%memlog: {error}") from error
-        failure = self._shell.run_cell(cell).error_in_exec
+        failure = self._run(cell)
         session.finish(status_of(failure))
         display(session)  # type: ignore[no-untyped-call]
+        if failure is not None:
+            raise failure
+
+    def _run(self, code: str) -> BaseException | None:
+        """Run a cell's code, and return the exception that it raised or that its syntax has.
+
+        The notebook shows the exception once and stops at this cell, as it does without memlog, because
+        `cell` raises it again.
+        """
+        shell = self._shell
+        shell._showtraceback = lambda *_: None  # noqa: SLF001 - IPython's place to show it elsewhere
+        try:
+            result = shell.run_cell(code)
+        finally:
+            del shell._showtraceback  # noqa: SLF001
+        return result.error_in_exec or result.error_before_exec  # type: ignore[no-any-return]
 
 
 def _with_run(words: list[str]) -> list[str]:

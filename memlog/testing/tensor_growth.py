@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ from memlog.torchside.tensors import DisableTorchFunction
 
 _MOST = 24
 """Maximum number of counts. Each one goes through all objects of the process."""
+_EQUAL = 0.1
+"""Largest relative difference of rises that are equal: a step may keep something small besides."""
+_STAIRS = 3
+"""Least number of equal rises that are growth, if nothing falls."""
 _HARMLESS = 1024
 """Bytes a step. Programs keep a number of each step, such as a loss without its graph."""
 
@@ -48,7 +53,8 @@ class TensorGrowth:
         """Return how the tensors in use grew; ``None`` if they did not.
 
         They grew if they are more in each step of the last third than in any step of the third before, and
-        still become more within the last third.
+        still become more within the last third; or if they never become fewer after the first third, and
+        have risen at least `_STAIRS` times by the same amount, as with a tensor for each evaluation.
         """
         third = len(self._counts) // 3
         if not third:
@@ -56,11 +62,14 @@ class TensorGrowth:
         before, last = self._counts[-2 * third : -third], self._counts[-third:]
         steps = median(one.step for one in last) - median(one.step for one in before)
         since = f"from step {before[0].step} to step {last[-1].step}"
-        rate = _rise([one.size for one in before], [one.size for one in last]) / steps
+        sizes = [one.size for one in self._counts]
+        rate = _rise(sizes[-2 * third : -third], sizes[-third:]) / steps
+        if not rate and _is_staircase(sizes, third):
+            rate = (sizes[-1] - sizes[-2 * third]) / (last[-1].step - before[0].step)
         if rate > _HARMLESS:
             return f"tensors in use after a step grew by {format_bytes(rate)} a step, {since}"
-        graphs = _rise([one.graphs for one in before], [one.graphs for one in last])
-        if graphs:
+        graphs = [one.graphs for one in self._counts]
+        if _rise(graphs[-2 * third : -third], graphs[-third:]) or _is_staircase(graphs, third):
             return (
                 f"tensors that keep an autograd graph became more, {since}: keep `loss.item()` or "
                 "`loss.detach()` instead of `loss`"
@@ -73,6 +82,16 @@ def _rise(before: list[int], last: list[int]) -> float:
     if min(last) <= max(before) or last[-1] <= last[0]:
         return 0.0
     return median(last) - median(before)
+
+
+def _is_staircase(levels: list[int], third: int) -> bool:
+    """Return True if levels that do not fall have equal rises, the newest one of them in the last third."""
+    rises = [later - earlier for earlier, later in pairwise(levels)]
+    if min(rises[third - 1 :]) < 0:
+        return False
+    newest = max(rises[-third:])
+    equal = sum(abs(rise - newest) <= _EQUAL * newest for rise in rises)
+    return newest > 0 and equal >= _STAIRS
 
 
 def _count(step: int) -> _Count:

@@ -1,11 +1,13 @@
 """`%load_ext memlog` in a real kernel."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 pytestmark = [
     pytest.mark.integration,
@@ -93,6 +95,18 @@ def test_a_command_that_fails_says_why_and_gives_its_exit_code(cells: list[Any])
 def test_a_cell_that_raises_is_a_failed_run(cells: list[Any]) -> None:
     assert error_of(cells[5]) == ["ValueError"]
     assert json.loads(printed(cells[11])) == ["finished", "failed"]
+
+
+@pytest.mark.parametrize("begin", ["pass", "session = memlog.init('local')"])
+def test_a_notebook_ends_at_a_cell_that_raises(begin: str, tmp_path: Path) -> None:
+    code = (f"import memlog\n%load_ext memlog\n{begin}", f"%%memlog\n{FAILS}", "print('went on')")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in code])
+    where = {"metadata": {"path": str(tmp_path)}}
+    with pytest.raises(CellExecutionError, match="ValueError"):
+        NotebookClient(notebook, timeout=120, resources=where).execute()
+    assert error_of(notebook.cells[1]) == ["ValueError"]
+    assert "magics.py" not in str(notebook.cells[1].outputs)
+    assert notebook.cells[2].outputs == []
 
 
 def test_a_cell_of_a_running_session_is_a_phase_of_it(cells: list[Any]) -> None:

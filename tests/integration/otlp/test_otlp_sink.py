@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support import child
 from support.otlp_receiver import GrpcReceiver, HttpReceiver, Store
 
@@ -138,9 +139,25 @@ def test_a_refusal_over_grpc_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in environment(server, "grpc").items():
         monkeypatch.setenv(name, text)
     sink = backend.open_sink(Target("run", None, connection=Connection()))
-    with pytest.raises(TrackerRejectedError, match="INVALID_ARGUMENT"):
-        sink.log_points([POINT])
+    for _ in range(3):  # the exporter logs the same message once in 20 s
+        with pytest.raises(TrackerRejectedError, match="INVALID_ARGUMENT"):
+            sink.log_points([POINT])
     server.stop()
+
+
+def test_values_of_a_request_do_not_go_back_in_time(
+    receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in environment(receiver, "http/protobuf").items():
+        monkeypatch.setenv(name, text)
+    sink = backend.open_sink(Target("run", None, connection=Connection()))
+    later = [POINT.time_us + second * 1_000_000 for second in range(6)]
+    points = [
+        structs.replace(POINT, index=step, time_us=later[step]) for step in (2, 0, 1, 5, 4, 3)
+    ]
+    sink.log_points(points)
+    steps = [value for name, _, _, value in receiver.store.of_run("run") if name == "memlog.step"]
+    assert steps == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_unknown_protocol_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,12 @@ def test_the_baseline_can_stand_in_the_configuration(pytester: pytest.Pytester) 
             "ERROR: test_train.py::test_it: @pytest.mark.memory: a gate can't be read: did you mean",
         ),
         (
+            '"< 1 GiB"',
+            (),
+            "ERROR: test_train.py::test_it: @pytest.mark.memory('< 1 GiB'): name the figure, as in "
+            "memory(trace_peak='< 1 GiB')",
+        ),
+        (
             'vs="baseline +1 %"',
             (),
             "'trace.peak vs baseline +1 %' needs a baseline file: pass --memlog-baseline memory.json",

@@ -131,6 +131,16 @@ def test_a_tensor_more_at_each_step_is_growth(steps: int) -> None:
     assert str(growth.found()).startswith("tensors in use after a step grew by 3.9 KiB a step")
 
 
+@pytest.mark.parametrize(
+    ("steps", "every"),
+    [(12, 3), (20, 5), (24, 6), (50, 10), (80, 5), (80, 8), (100, 20), (100, 25), (200, 25)],
+)
+def test_a_tensor_more_at_each_evaluation_is_growth(steps: int, every: int) -> None:
+    kept = []
+    growth = counted(steps, lambda at: at % every or kept.append(torch.ones(50_000)))
+    assert str(growth.found()).startswith("tensors in use after a step grew by ")
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_graphs_that_are_kept_are_growth(every: int) -> None:
     weight, kept = torch.ones(3, requires_grad=True), []
@@ -146,9 +156,11 @@ def test_graphs_that_are_kept_are_growth(every: int) -> None:
         lambda at, kept: kept.append(at),
         lambda at, kept: kept.append(torch.ones(1) * at),  # each step's loss
         lambda at, kept: at > 10 or kept.append(torch.ones(100_000)),  # a buffer that fills
+        lambda at, kept: at % 10 or len(kept) > 3 or kept.append(torch.ones(100_000)),
+        lambda at, kept: at not in (5, 30, 45) or kept.append(torch.ones(9000 * at)),
         lambda at, kept: kept.__setitem__(slice(None), [torch.ones(1000 * (at * 7 % 5))]),
     ],
-    ids=["numbers", "losses", "buffer", "varied"],
+    ids=["numbers", "losses", "buffer", "checkpoints", "stages", "varied"],
 )
 def test_a_healthy_loop_does_not_grow(step: Callable[[int, list[object]], object]) -> None:
     kept: list[object] = []
