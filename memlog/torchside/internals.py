@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -152,6 +153,21 @@ def compiler_in_use() -> bool:
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return False
     return any(backend is not None for backend in _compiler_backends())
+
+
+def in_compiled_call() -> bool:
+    """Return whether this thread is in a call of something that was passed to ``torch.compile``.
+
+    At the end of such a call, torch restores the dispatch keys that it found at the start.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    file = getattr(frames, "__file__", None)
+    if file is None or not compiler_in_use():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return frame is not None
 
 
 _EAGER = "torch._dynamo.backends.debugging"

@@ -146,11 +146,12 @@ class ObservingMode(TorchDispatchMode):
 
         Return True if the mode is on no stack now. A mode that stays runs every operation unchanged. The mode
         stays if another mode is above it, or if it is on the stack of another live thread. The mode also
-        stays during a backward pass, because autograd would put the mode back after the pass.
+        stays during a backward pass, because autograd would put the mode back after the pass, and during a
+        call of compiled code: torch would look for the mode after it, and fail.
         """
         self.stop_observing()
         thread = self._thread
-        if internals.backward_task() != internals.NO_TASK:
+        if internals.backward_task() != internals.NO_TASK or internals.in_compiled_call():
             return thread is None
         if thread is threading.current_thread():
             _remove_finished_from_top()

@@ -109,6 +109,30 @@ def test_a_compiled_model_costs_no_warning_and_no_compilation(how: str, named: s
         assert skipped(session) == 2
 
 
+@pytest.mark.skipif(
+    not dispatch_mode.leaves_code_compiled(), reason="this torch's compiled steps are not traced"
+)
+def test_a_trace_that_ends_within_a_compiled_call_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the end of the call, torch took the mode for active. The backward pass then raised an error."""
+    from memlog.tracer.schedule.budget import Budget
+
+    model = Model()
+    optimizer = sgd(model)
+    compiled = torch.compile(model, backend=CompileCounter(), fullgraph=True)
+    session = memlog.init("local", model=model, layers=True)
+    for _ in range(3):
+        step(compiled, optimizer)
+    monkeypatch.setattr(Budget, "limit", lambda _self, _now: 0.0)
+    for _ in range(3):
+        step(compiled, optimizer)
+    memlog.finish()
+    assert left() == []
+    assert [one.cut for one in traces(session)] == [True]
+    assert not session.health.faults
+
+
 def test_a_model_that_is_compiled_in_place_after_init_is_compiled_once() -> None:
     counter = CompileCounter()
     model = Model()
@@ -167,7 +191,7 @@ def test_operations_without_end_are_abandoned_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(window, "TraceWindow", partial(window.TraceWindow, max_events=1000))
     model = network()
     optimizer = sgd(model)
-    session = memlog.init("local", model=model, layers=True)
+    session = memlog.init("local", model=model, layers=True, budget=1)
     out = model(BATCH)
     for _ in range(2000):
         out = out.detach() + 1
