@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from memlog._internal.inert_access import instance_dict, instances, pass_seconds, referrers
+from memlog._internal.inert_access import instance_dict, instances, pass_seconds
 from memlog.inputs.step_inputs import program_frames, variables_of
 from memlog.trace.encoding import OUTSIDE, OUTSIDE_PATH
 from memlog.trace.result import common_length, with_parents
@@ -302,7 +302,7 @@ _MOST_SEARCHES = 3
 
 
 def search_seconds() -> float:
-    """Return the seconds that `may_be_part` and a search for the outermost module are expected to take."""
+    """Return the seconds that a search among all live modules is expected to take."""
     return 2 * pass_seconds()
 
 
@@ -314,7 +314,7 @@ class ModuleParents:
     `_MOST_SEARCHES` times.
 
     ``most_seconds``: Seconds that a search may be expected to take. If it is expected to take longer, the
-    search looks only at `visible_modules`. ``None``: no limit.
+    search looks only at `visible_instances`. ``None``: no limit.
 
     Attributes:
         skipped: True if no visible module registers a module, and the others were not looked at.
@@ -356,7 +356,7 @@ class ModuleParents:
         self._modules.clear()
         self._parents.clear()
         self._optimizers = []
-        candidates = visible_modules() if self._only_visible else instances(nn.Module, Optimizer)
+        candidates = visible_instances() if self._only_visible else instances(nn.Module, Optimizer)
         for instance in candidates:
             reference = weakref.ref(instance)
             if issubclass(type(instance), Optimizer):
@@ -390,10 +390,11 @@ _DEPTH = 3
 """Number of times that a search looks into the values of values."""
 
 
-def visible_modules() -> list[Any]:
-    """Return the modules to which variables of this thread's running functions refer, and their parts.
+def visible_instances() -> list[Any]:
+    """Return the modules and optimizers to which variables of this thread's running functions refer.
 
-    Modules in containers and in attributes of objects count, too: a trainer has its model as ``self.model``.
+    Those in containers and in attributes of objects count, too: a trainer has its model as ``self.model``.
+    The parts of the modules are returned as well.
     """
     values: list[Any] = []
     for frame in program_frames(_outwards(sys._getframe(1))):
@@ -401,6 +402,7 @@ def visible_modules() -> list[Any]:
         globals_of = frame.f_globals
         values += (globals_of[name] for name in frame.f_code.co_names if name in globals_of)
     modules: dict[int, Any] = {}
+    optimizers: list[Any] = []
     seen = set[int]()
     for _ in range(_DEPTH):
         inner: list[Any] = []
@@ -410,6 +412,8 @@ def visible_modules() -> list[Any]:
             seen.add(id(value))
             if issubclass(type(value), nn.Module):
                 modules[id(value)] = value
+            elif issubclass(type(value), Optimizer):
+                optimizers.append(value)
             else:
                 inner += _values_in(value)
         values = inner
@@ -417,7 +421,7 @@ def visible_modules() -> list[Any]:
         if len(modules) > MAX_NAMES:
             break
         modules.update((id(part), part) for _, part in unique_modules(root))
-    return list(modules.values())
+    return [*modules.values(), *optimizers]
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -436,17 +440,19 @@ def _values_in(value: Any) -> list[Any]:
     return list(attributes.values()) if attributes and len(attributes) <= _MOST_ITEMS else []
 
 
-def may_be_part(module: Any) -> bool:
-    """Return False if no live module registers ``module``.
+def is_whole(root: Any, optimizers: Iterable[Any]) -> bool:
+    """Return whether the optimizers that step parameters of ``root`` step no others.
 
-    This takes half as long as a search for parents. Return True if a dictionary refers to ``module`` that
-    looks like the registry of a module.
+    Such a root is not a part of a larger model that is trained. Return False if no optimizer steps any of its
+    parameters: an optimizer may have copies of them.
     """
-    return any(
-        all(child is None or issubclass(type(child), nn.Module) for child in dict.values(registry))
-        for registry in referrers(module)
-        if issubclass(type(registry), dict)
-    )
+    own = {id(parameter) for parameter in _parameters(root)}
+    stepped = [
+        parameters
+        for each in optimizers
+        if not own.isdisjoint(parameters := _parameters_of([each]))
+    ]
+    return bool(stepped) and all(parameters <= own for parameters in stepped)
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:

@@ -135,9 +135,16 @@ class Budget:
         """Return the seconds that memlog's own code may take in a trace that begins now."""
         return _SEEN * self._left(now)
 
-    def covers(self, seconds: float, now: float) -> bool:
-        """Return whether work of ``seconds`` beside a trace may begin now."""
-        return seconds <= self._left(now)
+    def covers(self, search: float, first: float, now: float) -> bool:
+        """Return whether a search for the model may begin now, so that the trace after it can still be made.
+
+        ``search``: Seconds that the search is expected to take. ``first``: Seconds that a first trace would
+        take. Before it, the search may take up to twice the expected time: nothing has shown how fast the
+        machine is.
+        """
+        if self.is_first:
+            return 2 * search + first <= self._left(now)
+        return search + self._another <= self._left(now)
 
     def allows_another(self, now: float, *, outdated: bool = False) -> bool:
         """Return whether the budget allows another trace of the expected cost.
@@ -147,9 +154,15 @@ class Budget:
         """
         if self._since < self._spacing:
             return False
-        another = statistics.fmean(self._costs) if self._costs else 0.0
+        # The second trace is made without the search, if both together cost too much.
+        search = 0.0 if self._traced < SET_UP else self.search_due
         used = 1.0 if outdated or self._traced < SET_UP else _USED
-        return self.spent + self.set_up + another + self.search_due <= used * self._may_cost(now)
+        return self.spent + self.set_up + self._another + search <= used * self._may_cost(now)
+
+    @property
+    def _another(self) -> float:
+        """Seconds that the next trace is expected to cost, without a search."""
+        return statistics.fmean(self._costs) if self._costs else 0.0
 
     def _left(self, now: float) -> float:
         """Return the seconds that a trace that begins now may cost."""
@@ -159,6 +172,10 @@ class Budget:
         """Return the seconds that all traces together may have cost by now."""
         elapsed = 0.0 if self._started is None else now - self._started
         return self._share * (max(elapsed, AT_START) if self._traced < SET_UP else elapsed)
+
+
+def _expected_seconds(modules: int, device: str) -> float:
+    return PER_MODULE.get(device, PER_MODULE["accelerator"]) * modules
 
 
 class StepCosts:
@@ -241,7 +258,7 @@ class StepCosts:
             device: Type of the model's device, such as ``cpu``.
             now: The current time.
         """
-        expected = PER_MODULE.get(device, PER_MODULE["accelerator"]) * modules
+        expected = _expected_seconds(modules, device)
         self.budget.begin(now)
         if not self.budget.expect(expected, now):
             return False
@@ -252,6 +269,14 @@ class StepCosts:
             f"budget={self._share:g} allows after {due:,.0f} s of training; {self._remedy(seconds)}"
         )
         return True
+
+    def covers(self, search: float, modules: int, device: str, now: float) -> bool:
+        """Return whether a search for the model may begin now, as `Budget.covers`.
+
+        ``search``: Seconds that the search is expected to take. The other arguments are as for `waits`.
+        """
+        self.budget.begin(now)
+        return self.budget.covers(search, _expected_seconds(modules, device), now)
 
     def _remedy(self, seconds: float) -> str:
         """Return how to trace all of the first step. ``seconds``: Expected cost, with all set-up."""

@@ -54,6 +54,7 @@ from memlog.tracer.schedule.kept_trace import (
 if TYPE_CHECKING:
     from memlog.trace.records import RecordedTrace
     from memlog.tracer.module_hooks import OptimizerSubscription
+    from memlog.tracer.module_names import ModuleParents
     from memlog.tracer.window import TraceWindow
 
 
@@ -291,44 +292,51 @@ class StepScheduler:
     def _found_roots(self, module: Any, now: float) -> list[Any]:
         """Return the root modules: ``module`` is called first.
 
-        Usually a variable of the program refers to the outermost module. If none does, all live modules are
-        searched, as soon as the budget covers this. Until then the called module counts as outermost.
+        Usually a variable of the program refers to the outermost module, or an optimizer shows that a root
+        is not a part. Otherwise all live modules are searched, if the budget covers this and the trace. Until
+        then the called module counts as outermost.
         """
         roots = self._roots.modules()
         budget = self.costs.budget
         if roots and not budget.search_due:
             self.costs.searched(0.0, 0.0)
             return roots
-        from memlog.tracer.module_names import (  # noqa: PLC0415 - loaded already
-            ModuleParents,
-            may_be_part,
-            search_seconds,
-        )
+        from memlog.tracer import module_names  # noqa: PLC0415 - loaded already
 
         began = time.thread_time()
-        visible, named = ModuleParents(most_seconds=0.0), self._roots.named()
-        optimizers = self._schedule.optimizers()
-        found = [
-            one if one is named else visible.outermost(one, optimizers) for one in roots or [module]
-        ]
-        due = search_seconds() if visible.skipped and not self._searched else 0.0
-        if due and (self._unlimited or budget.covers(due, now)):
+        called = roots or [module]
+        visible = module_names.ModuleParents(most_seconds=0.0)
+        found = self._outermost(called, visible)
+        unsure = visible.skipped and not self._searched
+        unsure = unsure and not self._are_whole(found, visible.optimizers())
+        due = module_names.search_seconds() if unsure else 0.0
+        if due and (self._unlimited or self.costs.covers(due, *self._size(found), now)):
             self._searched, due = True, 0.0
-            parents = ModuleParents()
-            found = [
-                parents.outermost(one, optimizers) if one is not named and may_be_part(one) else one
-                for one in found
-            ]
+            found = self._outermost(called, module_names.ModuleParents())
         self.costs.searched(time.thread_time() - began, due)
         return list({id(one): one for one in found}.values())
 
-    def _waits(self, roots: list[Any], now: float) -> bool:
-        """Return whether the first trace must wait until the run has earned it. Then remember the roots."""
+    def _outermost(self, called: list[Any], parents: ModuleParents) -> list[Any]:
+        named, optimizers = self._roots.named(), self._schedule.optimizers()
+        return [one if one is named else parents.outermost(one, optimizers) for one in called]
+
+    def _are_whole(self, roots: list[Any], optimizers: list[Any]) -> bool:
+        """Return whether the optimizers, and those that have stepped, show that no root is a part."""
+        from memlog.tracer.module_names import is_whole  # noqa: PLC0415 - loaded already
+
+        known, named = [*self._schedule.optimizers(), *optimizers], self._roots.named()
+        return all(root is named or is_whole(root, known) for root in roots)
+
+    def _size(self, roots: list[Any]) -> tuple[int, str]:
+        """Return the number of modules in ``roots``, and the type of their device."""
         from memlog.tracer.module_names import count_modules  # noqa: PLC0415 - loaded already
         from memlog.tracer.window import device_of  # noqa: PLC0415 - loaded already
 
-        device = device_of(roots, None).type
-        if not self.costs.waits(count_modules(roots), device, now):
+        return count_modules(roots), device_of(roots, None).type
+
+    def _waits(self, roots: list[Any], now: float) -> bool:
+        """Return whether the first trace must wait until the run has earned it. Then remember the roots."""
+        if not self.costs.waits(*self._size(roots), now):
             return False
         self._diagnostics.say_once(
             "first_trace_waits", f"no step is traced yet: {self.costs.untraced}"
@@ -378,8 +386,11 @@ class StepScheduler:
                 opened.window.roots(), opened.thread, opened.window.known_optimizers()
             )
             self._keep(trace, opened.window, failed=failed)
-            if opened.window.search_skipped and not self._searched:
-                self.costs.budget.search_due = search_seconds()
+            if not self._searched and (
+                opened.window.search_skipped or self.costs.budget.search_due
+            ):
+                whole = self._are_whole(self._roots.modules(), self._roots.optimizers())
+                self.costs.budget.search_due = 0.0 if whole else search_seconds()
         closing = time.thread_time() - began
         self.costs.window_closed(opened.window.seconds, closing, cut=opened.window.cut)
 
