@@ -223,11 +223,18 @@ class BackwardMarks:
     Args:
         reached: Function to call with the layer that the backward pass reaches, on the thread of the backward
             pass.
+        took: Function that gets the seconds that ``reached`` has taken.
     """
 
-    def __init__(self, reached: Callable[[int], None], diagnostics: Diagnostics) -> None:
+    def __init__(
+        self,
+        reached: Callable[[int], None],
+        diagnostics: Diagnostics,
+        took: Callable[[float], object],
+    ) -> None:
         self._reached: Callable[[int], None] | None = reached
         self._diagnostics = diagnostics
+        self._took = took
         self._marked: set[int] = set()
 
     def close(self) -> None:
@@ -251,5 +258,7 @@ class BackwardMarks:
 
     def _on_backward(self, layer: int, _gradients: Any) -> None:
         if self._reached is not None:
+            began = thread_time()
             with self._diagnostics.contained("following the backward pass"):
                 self._reached(layer)
+                self._took(thread_time() - began)

@@ -136,7 +136,7 @@ class HookEngine:
         self._names = names
         self._hooks = Hooks(self, diagnostics, log.took)
         self._module_stack = ModuleStack(names, self._emit, all_threads=True)
-        self._backward = BackwardMarks(self._backward_reaches, diagnostics)
+        self._backward = BackwardMarks(self._backward_reaches, diagnostics, log.took)
         self._stopped = False
 
     def leave(self) -> bool:

@@ -30,8 +30,12 @@ PER_MODULE = {"cpu": 2e-3, "accelerator": 0.5e-3}
 _USED = 0.6
 """Fraction of the earned time that traces after the first two may be expected to use. The remainder is left
 for what a trace may take longer, and for costs that can't be measured, such as emptied caches."""
-_SEEN = 0.6
-"""Fraction of a trace's cost that memlog's own code takes. torch's calls of this code take the remainder."""
+_SEEN = 0.5
+"""Fraction of a trace's cost that memlog's own code takes. torch's calls of this code take the remainder.
+Measured were 0.45 to 0.65."""
+_RECORDING = 0.8
+"""Fraction of memlog's own time in a trace that may be used while it records. To close and analyse the window
+takes a quarter of that."""
 _PLAIN_STEPS = 32
 """Number of newest steps without tracing. The median of their durations is the usual duration of a step."""
 _NEWEST = 8
@@ -132,8 +136,8 @@ class Budget:
         return statistics.median(self._plain) if self._plain else None
 
     def limit(self, now: float) -> float:
-        """Return the seconds that memlog's own code may take in a trace that begins now."""
-        return _SEEN * self._left(now)
+        """Return the seconds that memlog's own code may take in the window of a trace that begins now."""
+        return _RECORDING * _SEEN * self._left(now)
 
     def covers(self, search: float, first: float, now: float) -> bool:
         """Return whether a search for the model may begin now, so that the trace after it can still be made.
