@@ -335,7 +335,8 @@ class OutOfMemory(msgspec.Struct, frozen=True, array_like=True, tag="out_of_memo
     graph: GraphInUse | None = None
     """Graphs of earlier forward passes; ``None``: none was found."""
     batch: Int | None = None
-    """Batch size that a search for the largest one tried; ``None``: unknown, or no search ran."""
+    """Batch size that a search for the largest one tried. Without a search, that of a failed backward pass
+    whose `inputs` are unknown. ``None``: unknown."""
 
     @property
     def capacity(self) -> int | None:

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,6 +45,7 @@ from memlog.probes.process import segments_without_history
 from memlog.torchside.loaded import (
     attach_out_of_memory_observer,
     cuda_snapshot,
+    first_output_shape,
     records_history,
     running_node,
 )
@@ -222,6 +224,7 @@ class AllocatorWatch:
         frames = current_frames(__file__)
         layer, phase = locate(frames)
         phase = phase or ("backward" if _node() else None)
+        inputs, node = inputs_of_failure(frames), running_node()
         figures = CudaBackend().figures(torch, device)
         total = int(torch.cuda.get_device_properties(device).total_memory)
         shared = shares_host(torch, "cuda", device)
@@ -255,7 +258,8 @@ class AllocatorWatch:
             phase=phase,
             message="CUDA out of memory",
             machine=total,
-            inputs=inputs_of_failure(frames),
+            inputs=inputs,
+            batch=None if inputs or node is None else _batch_of_graph(node),
             state=state,
         )
         try:
@@ -319,3 +323,51 @@ def _node() -> str | None:
     """
     node = running_node()
     return None if node is None else f"unknown, in {node.name()}"
+
+
+_MOST_NODES = 10_000
+"""If a graph has more nodes than this, its batch size is unknown."""
+_MOST_COPIES = 3
+"""Maximum number of transposes and copies of a parameter, one of another, that are recognised."""
+
+
+def _batch_of_graph(node: Any) -> int | None:
+    """Return the batch size of a backward pass that has reached an autograd node; ``None`` if unknown.
+
+    It is the first dimension of what the model's first operations returned, if they agree. These operations
+    have only parameters and inputs as arguments. Their nodes run last, so they are still there. The inputs
+    may be gone, if no variable refers to them.
+    """
+    waiting, nodes = [node], dict[int, Any]()
+    while waiting and len(nodes) <= _MOST_NODES:
+        inner = waiting.pop()
+        if id(inner) not in nodes:
+            nodes[id(inner)] = inner
+            waiting += _before(inner)
+    first = [each for each in nodes.values() if _is_first(each)]
+    sizes = {shape[0] for shape in map(first_output_shape, first) if shape}
+    return sizes.pop() if len(sizes) == 1 and not waiting else None
+
+
+def _before(node: Any) -> list[Any]:
+    return [before for before, _ in node.next_functions if before is not None]
+
+
+def _is_first(node: Any) -> bool:
+    arguments = _before(node)
+    return bool(arguments) and all(map(_is_of_parameter, arguments)) and not _is_of_parameter(node)
+
+
+def _is_of_parameter(node: Any) -> bool:
+    """Return whether a node gives a parameter's gradient, or is of a parameter's transpose or copy."""
+    size = prod(first_output_shape(node))
+    for _ in range(_MOST_COPIES):
+        if not node.next_functions:
+            return True
+        before = _before(node)
+        if len(before) != len(node.next_functions) or len(before) > 1:
+            return False
+        node = before[0]
+        if prod(first_output_shape(node)) != size:
+            return False
+    return not node.next_functions

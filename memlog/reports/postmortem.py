@@ -6,6 +6,7 @@ writing process (`Witness`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -90,17 +91,20 @@ _SIZES = 12
 def batch_sizes(failures: Sequence[OutOfMemory]) -> list[int]:
     """Return the batch sizes with which allocations failed. Unknown ones are left out.
 
-    `OutOfMemory.batch` comes first. Otherwise the size is the first dimension of those inputs in which the
-    failures differ, or, if no input differs, the first dimension that all inputs have.
+    `OutOfMemory.batch` comes first. Otherwise the size is the first dimension of those of its inputs in which
+    failures differ, or, if none differs, the first dimension that all of its inputs have.
     """
     firsts = [
         {tensor.name: tensor.shape[0] for tensor in failure.inputs if tensor.shape}
         for failure in failures
     ]
-    shared = set[str].intersection(*map(set, firsts))
-    varied = [name for name in shared if len({first[name] for first in firsts}) > 1]
+    values = defaultdict[str, set[int]](set)
+    for first in firsts:
+        for name, size in first.items():
+            values[name].add(size)
     sizes = []
     for failure, first in zip(failures, firsts, strict=True):
+        varied = [name for name in first if len(values[name]) > 1]
         known = {first[name] for name in varied or first}
         if failure.batch is not None:
             sizes.append(failure.batch)

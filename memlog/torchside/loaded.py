@@ -41,6 +41,14 @@ def running_node() -> Any:
     return None if current is None else current()
 
 
+def first_output_shape(node: Any) -> tuple[int, ...]:
+    """Return the shape of the first result of an autograd node's operation; empty if it is unknown."""
+    results = getattr(
+        node, "_input_metadata", None
+    )  # the inputs of a node are gradients of results
+    return tuple(int(size) for size in results[0].shape) if results else ()
+
+
 def has_built_graphs() -> bool:
     """Return True if the calling thread has built autograd graphs."""
     next_number = getattr(sys.modules.get("torch.autograd"), "_get_sequence_nr", None)

@@ -155,6 +155,33 @@ def test_a_search_for_the_batch_size_that_succeeds_is_no_failure(tmp_path: Path)
     assert len(ended.failures) >= 2
 
 
+def test_the_size_of_a_batch_that_no_variable_has_is_known_in_the_backward_pass(
+    tmp_path: Path,
+) -> None:
+    program = """
+        model = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        memlog.init("local", finish_timeout=60)
+
+        def train(size):
+            optimizer.zero_grad()
+            model(torch.randn(size, 512, device="cuda")).mean().backward()
+            optimizer.step()
+
+        train(8)
+        for size in (32_768, 20_000):
+            try:
+                train(size)
+            except torch.OutOfMemoryError:
+                print("caught", size)
+        train(8)
+    """
+    ended = run(tmp_path, program)
+    assert ended.code == 0, ended.errors
+    assert [event.phase for event in ended.failures] == ["forward", "backward"]
+    assert ended.summary.survived_batch_sizes == [32_768, 20_000]
+
+
 def test_a_step_that_was_repeated_after_a_failure_is_not_traced(tmp_path: Path) -> None:
     program = """
         model = mlp()
@@ -299,7 +326,7 @@ def test_several_devices_are_told_apart_in_backward(tmp_path: Path) -> None:
                 self.first, self.second = mlp(device="cuda:0"), mlp(layers=8, device="cuda:1")
             def forward(self, x):
                 return checkpoint(self.second, self.first(x).to("cuda:1"), use_reentrant=False)
-        model, optimizer = begin(Halves(), layers=True)
+        model, optimizer = begin(Halves(), layers=True, budget=1)
         x = torch.randn(50_000, 512, device="cuda:0")
         model(x).square().mean().backward()
     """

@@ -28,6 +28,8 @@ def failure(*, batch: int | None = None, **firsts: int) -> OutOfMemory:
         ([failure(x=64, data=6000), failure(x=32, mask=7), failure(x=16)], [64, 32, 16]),
         ([failure(x=64, tokens=500), failure(x=32, tokens=400)], []),
         ([failure(), failure(x=32)], [32]),
+        ([failure(x=64, data=6000), failure(x=32, data=6000), failure()], [64, 32]),
+        ([failure(x=64, data=6000), failure(x=32, data=6000), failure(mask=7, rows=9)], [64, 32]),
         ([failure(x=64, batch=60), failure(x=32, batch=30)], [60, 30]),
     ],
 )
