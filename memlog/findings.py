@@ -123,16 +123,21 @@ def sentence(finding: Finding, *, ended: bool = False, steady_since: int | None 
     if finding.is_part:
         return f"{title}, as a part of the growth{since}."
     if steady_since is not None:
-        begun = (
-            f"from step {finding.since_step:,} to" if finding.since_step is not None else "until"
-        )
-        grew = (
-            f"{title[: -len(_GROWS)]} grew" if title.endswith(_GROWS) else f"{title}. Memory grew"
-        )
-        rate = format_bytes(finding.rate)
-        return f"{grew} by {rate} a step {begun} {steady_since:,}, and was steady after that."
+        return f"{_past(finding, steady_since)}, and was steady after that."
     grows = "" if title.endswith(_GROWS) else ". Memory grows"
     return f"{title}{grows} by {format_bytes(finding.rate)} a step{since}{_forecast(finding, ended=ended)}."
+
+
+def sentence_on_full_cache(finding: Finding, steady_since: int) -> str:
+    """Return one sentence on a finding whose growth had ended at step ``steady_since``, long ago."""
+    return f"Earlier growth has ended, as when a cache is full: {_past(finding, steady_since)}."
+
+
+def _past(finding: Finding, until: int) -> str:
+    title = finding.title.rstrip(".")
+    grew = f"{title[: -len(_GROWS)]} grew" if title.endswith(_GROWS) else f"{title}. Memory grew"
+    begun = f"from step {finding.since_step:,} to" if finding.since_step is not None else "until"
+    return f"{grew} by {format_bytes(finding.rate or 0.0)} a step {begun} {until:,}"
 
 
 def _forecast(finding: Finding, *, ended: bool) -> str:

@@ -19,12 +19,13 @@ from memlog.events import (
     Batch,
     Evaluation,
     Event,
+    Finding,
     PeakSource,
     Phase,
     Reading,
     Trace,
 )
-from memlog.growth.evidence import FEWEST_LEVELS, Evidence, evidence
+from memlog.growth.evidence import FEWEST_LEVELS, Evidence, evidence, longest_pause
 
 _MOST = 512
 """Maximum number of intervals of a series. If there are more, every two neighbours become one interval."""
@@ -40,6 +41,25 @@ _HOST_FLOOR = 4 * MIB
 _DEVICE_FLOOR = MIB / 2
 """Smaller rises of a device's memory, and than `_HOST_FLOOR` of the process's memory, are no growth.
 Allocators take memory in pieces of about this size."""
+_FAR_MORE = 4
+"""Factor. Growth has ended if it would have been seen this many times over."""
+_CAN_BE_FULL = (
+    "kept_tensors",
+    "growing_container",
+    "model_copies",
+    "python_memory",
+    "native_library",
+    "allocator_free_lists",
+    "growth",
+)
+"""Kinds of findings that can be a cache until it is full, the best few checkpoints, or a warm-up. The others
+are faults also if the growth has ended, such as outputs that keep their graphs."""
+_FEWEST_STEADY = 64
+"""Fewer steady steps than this can be a pause: growth is confirmed after 64 steps or more."""
+_LAST_PART = 3
+"""Memory must be steady for this part of the time since the growth began: 3 means a third."""
+_PAUSES = 3
+"""Memory must be steady for this number of times the longest pause in the growth."""
 HOST = "host"
 
 
@@ -117,6 +137,41 @@ class LevelFold:
         if rise <= _HOST_FLOOR or min(rates) < _EVENLY * rise / steps:
             return None
         return Evidence(None, steps, 0.0, 0.0, rise, is_inside=True)
+
+    def steady_since(self, finding: Finding) -> int | None:
+        """Return the step at which a finding's growth had ended; ``None``: it goes on, or that is unknown.
+
+        It has ended if memory is steady since, and at the finding's rate would have risen far more than that
+        excludes.
+        """
+        known = self._after(finding)
+        return None if known is None else known.since
+
+    def is_full(self, finding: Finding) -> bool:
+        """Return True if a finding's growth was that of a cache that is full by now, as far as levels tell.
+
+        The growth has ended, and memory has been steady since then for `_FEWEST_STEADY` steps, for a third of
+        the time since the growth began, and for three times the longest pause in the growth.
+        """
+        known = self._after(finding)
+        if known is None or known.since is None or finding.kind not in _CAN_BE_FULL:
+            return False
+        begin = finding.since_step or 0
+        pause = self._series[finding.memory or HOST].longest_pause(begin, known.since)
+        wanted = max(
+            _FEWEST_STEADY, (known.since - begin + known.steps) / _LAST_PART, _PAUSES * pause
+        )
+        return known.steps >= wanted
+
+    def _after(self, finding: Finding) -> Evidence | None:
+        """Return the evidence that a finding's growth has ended; ``None``: there is none."""
+        # The levels are this rank's.
+        if finding.memory is None or finding.rank is not None or not finding.rate:
+            return None
+        known = None if finding.kind == "larger_steps" else self.evidence(finding.memory)
+        if known is None or known.since is None or known.since <= (finding.since_step or 0):
+            return None
+        return known if finding.rate * known.steps > _FAR_MORE * known.excluded else None
 
     def rate_since(self, name: str, step: int) -> float | None:
         """Return by how many bytes per step ``host`` or a device has risen since a step.
@@ -230,6 +285,14 @@ class _Levels:
         first, last = since[:_ALIKE], since[-_ALIKE:]
         rise = min(self._lowest[at] for at in last) - min(self._lowest[at] for at in first)
         return rise / ((last[0] - first[0]) * self._width) if rise > 0 else None
+
+    def longest_pause(self, begin: int, end: int) -> int:
+        """Return the longest time without a new high between two steps; the whole time if levels are few."""
+        within = [at for at in sorted(self._lowest) if begin <= at * self._width <= end]
+        if len(within) < FEWEST_LEVELS:
+            return end - begin
+        steps = [at * self._width for at in within]
+        return longest_pause(steps, [float(self._lowest[at]) for at in within])
 
     def evidence(self, floor: float) -> Evidence | None:
         if self.is_short:

@@ -47,6 +47,8 @@ from memlog.journal import Entry, RunDirectory
 RunStatus: TypeAlias = Literal["running"] | Status
 """Status of a run: how it ended, or ``running``."""
 
+_WELL = ("running", "finished")
+"""Status of a run that has not ended badly."""
 NOT_SEARCHED = "The run ended before memlog had searched for the cause."
 SEARCH_INTERRUPTED = (
     "The run ended before memlog had confirmed this: it is the state of a search for the cause."
@@ -276,7 +278,7 @@ class RunFold:
         return (series == HOST_ANON or series.endswith(ALLOCATED)) and self._is_steady(series)
 
     def findings(self, status: RunStatus) -> list[Finding]:
-        """Return what was found, the most important first.
+        """Return what was found, the most important first, without `past_findings`.
 
         If the run ended without an end event, nobody has judged its growth a last time. So the result
         contains growth that lasted until the end, with the suspects of a search that was under way.
@@ -289,11 +291,18 @@ class RunFold:
         failed = self.rank_failure
         if self.end is None and (status == "killed" or (failed and status == "failed")):
             findings = [*self.at_the_end(), *findings]
-        if failed is None and status in ("running", "finished"):
-            return ranked(findings)
+        if failed is None and status in _WELL:
+            return ranked(finding for finding in findings if not self.levels.is_full(finding))
+        # Growth that has ended can still be why a run ended badly, so that all findings stay.
         # First what was found in the rank that failed first, or in this one.
         rank = None if failed is None or failed.run is None else failed.rank
         return sorted(ranked(findings), key=lambda finding: finding.rank != rank)
+
+    def past_findings(self, status: RunStatus) -> list[Finding]:
+        """Return findings of growth that ended long ago, as that of a cache that is full by now."""
+        if self.rank_failure is not None or status not in _WELL:
+            return []
+        return ranked(finding for finding in self._findings if self.levels.is_full(finding))
 
     @property
     def longest_batch(self) -> LongestBatch | None:

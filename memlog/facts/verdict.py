@@ -10,14 +10,20 @@ from memlog.facts.levels import HOST, UNKNOWN, doubt, memory_of, peak_kind, unst
 from memlog.facts.oom_cause import title_with_cause
 from memlog.facts.run_fold import RunFold, RunStatus, owner_of
 from memlog.facts.run_verdict import RunVerdict
-from memlog.findings import after_step, failure_title, joined, of_rank, ranked, sentence
+from memlog.findings import (
+    after_step,
+    failure_title,
+    joined,
+    of_rank,
+    ranked,
+    sentence,
+    sentence_on_full_cache,
+)
 from memlog.growth.evidence import FEWEST_LEVELS, Evidence
 from memlog.growth.series import Suspicion
 
 _LOST = 0.1
 """If more steps than this part of the steady ones are lost at the end, growth can't be excluded."""
-_FAR_MORE = 4
-"""Factor. Growth has ended if it would have been seen this many times over."""
 
 
 def verdict(facts: RunFold, status: RunStatus) -> RunVerdict:
@@ -43,6 +49,9 @@ def of_memory(facts: RunFold, status: RunStatus) -> RunVerdict:
         parts = [other.title for other in others if other.is_part and other.memory == main.memory]
         return RunVerdict("finding", _told(facts, status, main), finding=main, parts=tuple(parts))
     judged = _without_finding(facts, status)
+    for past in facts.past_findings(status)[:1]:
+        since = facts.levels.steady_since(past) or 0
+        judged = replace(judged, text=f"{judged.text} {sentence_on_full_cache(past, since)}")
     doubt = facts.rank_doubt
     if doubt is None or judged.rises:
         return judged
@@ -152,21 +161,9 @@ def _told(facts: RunFold, status: RunStatus, finding: Finding) -> str:
     has_run_out = facts.failure is not None and status != "running"
     if has_run_out or (finding.forecast and (facts.last_step or 0) > finding.forecast[1]):
         finding = replace(finding, forecast=None)
-    return sentence(finding, ended=status != "running", steady_since=_steady_since(facts, finding))
-
-
-def _steady_since(facts: RunFold, finding: Finding) -> int | None:
-    """Return the step at which a finding's growth had ended; ``None``: it goes on, or that is unknown.
-
-    It has ended if memory is steady since, and at the finding's rate would have risen far more than that
-    excludes.
-    """
-    if finding.memory is None or not finding.rate or finding.kind == "larger_steps":
-        return None
-    known = facts.levels.evidence(finding.memory)
-    if known is None or known.since is None or known.since <= (finding.since_step or 0):
-        return None
-    return known.since if finding.rate * known.steps > _FAR_MORE * known.excluded else None
+    return sentence(
+        finding, ended=status != "running", steady_since=facts.levels.steady_since(finding)
+    )
 
 
 def evidence_text(known: Evidence) -> str:

@@ -60,6 +60,11 @@ _ENDED = 0.5
 """A rise has ended if the upper end of the later levels' rate is below this fraction of the rate before."""
 
 
+_NEW_HIGH = 12
+"""Divisor of the whole rise. A lasting level is a new high if it is above the last one by more than the
+result."""
+
+
 class Evidence(NamedTuple):
     """What is known about the growth of a series. Sizes are bytes."""
 
@@ -228,6 +233,21 @@ def _lasting(levels: Sequence[float]) -> list[float]:
         lowest = min(lowest, level)
         minima.append(lowest)
     return minima[::-1]
+
+
+def longest_pause(indexes: Sequence[int], levels: Sequence[float]) -> int:
+    """Return the longest time between two new highs of levels that rise, in units of the indexes.
+
+    A level that is higher only for a while is no new high. The time before the first one counts, too.
+    """
+    lasting = _lasting(levels)
+    by = (lasting[-1] - lasting[0]) / _NEW_HIGH
+    highest, last, longest = lasting[0], indexes[0], 0
+    for index, level in zip(indexes, lasting, strict=True):
+        if level > highest + by:
+            longest = max(longest, index - last)
+            highest, last = level, index
+    return longest
 
 
 def _goes_on(levels: Sequence[float], lasting: Sequence[float], near: float) -> bool:

@@ -1,6 +1,7 @@
 """The verdict on a run: the most important finding, or that nothing grew."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -23,6 +24,8 @@ from memlog.events import (
     TensorInput,
 )
 from memlog.facts.run_fold import RunFold
+from memlog.facts.run_verdict import RunVerdict
+from memlog.facts.verdict import verdict as judge
 from memlog.findings import ranked
 from memlog.reports import summarize
 from memlog.reports.figures import run_figures
@@ -360,6 +363,89 @@ def test_growth_that_ended_after_it_was_found_is_told_as_past(tmp_path: Path) ->
     )
     going_on = [*steps([GIB + step * 3 * MIB for step in range(396)]), found]
     assert "Memory grows by 3.0 MiB a step since step 3" in verdict(tmp_path / "on", *going_on)
+
+
+def of_curve(
+    rises: list[float],
+    *,
+    kind: str = "kept_tensors",
+    rate: float,
+    noise: int = 1,
+    since: int = 3,
+    rank: int | None = None,
+) -> RunVerdict:
+    """Return the verdict on memory that rises by MiB as given, with a finding of step 60. Noise in MiB."""
+    vary, facts = Random(len(rises)), RunFold(judge=False)  # noqa: S311 - no secret
+    for step, risen in enumerate(rises):
+        facts.take(batch(step, GIB + int((risen + noise * vary.random()) * MIB)))
+        if step == 60:
+            found = replace(KEPT, kind=kind, since_step=since, rate=rate * MIB, memory="host")
+            facts.take(replace(found, rank=rank))
+    facts.take(End(at(9_000), "finished"))
+    return judge(facts, "finished")
+
+
+@pytest.mark.parametrize("mib", [0.6, 20])
+@pytest.mark.parametrize(("count", "full"), [(200, 100), (450, 295), (2_000, 1_000)])
+def test_a_cache_that_is_full_for_the_last_third_is_no_finding(
+    count: int, full: int, mib: float
+) -> None:
+    told = of_curve([mib * min(step, full) for step in range(count)], rate=mib)
+    assert told.outcome == "steady"
+    assert told.finding is None
+    assert told.text.startswith("No growth: peak ")
+    assert (
+        "is excluded). Earlier growth has ended, as when a cache is full: `history`, a list in `__main__` "
+        "(train.py:31), gains one tensor per step. Memory grew by "
+    ) in told.text
+
+
+@pytest.mark.parametrize("epochs", [4, 10])
+def test_growth_that_ends_as_the_last_epoch_begins_stays_a_finding(epochs: int) -> None:
+    told = of_curve([min(step, 100 * (epochs - 1)) for step in range(100 * epochs)], rate=1)
+    assert told.outcome == "finding"
+    assert ("and was steady after that" in told.text) is (epochs == 4)
+
+
+@pytest.mark.parametrize("period", [16, 50, 150])
+def test_the_time_between_two_evaluations_is_not_the_end_of_a_leak(period: int) -> None:
+    for count in range(2 * period + 61, 8 * period, period // 3):
+        for first in (0, period):
+            sizes = [95 * max((step - first) // period + 1, 0) for step in range(count)]
+            assert of_curve(sizes, rate=95 / period).outcome == "finding", (count, first)
+
+
+@pytest.mark.parametrize(("grows", "rests"), [(50, 50), (50, 300), (200, 100)])
+def test_a_pause_in_a_leak_is_not_its_end(grows: int, rests: int) -> None:
+    both = grows + rests
+    for count in range(both + 100, 5 * both, 41):
+        sizes = [2 * (step // both * grows + min(step % both, grows)) for step in range(count)]
+        assert of_curve(sizes, rate=2 * grows / both).outcome == "finding", count
+
+
+def test_a_slower_rise_after_the_growth_is_not_its_end() -> None:
+    sizes = [3 * min(step, 200) + 0.05 * max(step - 200, 0) for step in range(500)]
+    assert of_curve(sizes, rate=3).outcome == "finding"
+
+
+@pytest.mark.parametrize("kind", ["kept_graph", "hooks_pile_up"])
+def test_a_fault_that_is_never_a_cache_stays_a_finding(kind: str) -> None:
+    sizes = [min(step, 100) for step in range(400)]
+    assert of_curve(sizes, rate=1).outcome == "steady"
+    assert of_curve(sizes, rate=1, kind=kind).outcome == "finding"
+
+
+def test_this_ranks_levels_tell_nothing_about_another_ranks_growth() -> None:
+    told = of_curve([min(step, 100) for step in range(400)], rate=1, rank=3)
+    assert told.outcome == "finding"
+    assert "Memory grows by" in told.text
+
+
+def test_growth_that_ended_long_ago_stays_a_finding_if_the_run_was_killed(tmp_path: Path) -> None:
+    found = replace(KEPT, kind="kept_tensors", memory="host", since_step=0, rate=32.0 * MIB)
+    levels = [GIB + min(step, 90) * 32 * MIB for step in range(400)]
+    run = MadeRun(tmp_path).write(*steps(levels), found).closed()
+    assert summarize(run).outcome == "finding"
 
 
 def test_two_holders_that_are_filled_at_one_line_are_both_told() -> None:
