@@ -43,7 +43,7 @@ from memlog._internal.inert_access import (
     module_namespace,
     tracked_objects,
 )
-from memlog.leaks.process_objects import TimeBudget, is_memlog, running_variables
+from memlog.leaks.process_objects import TimeBudget, is_memlog, is_memlog_module, running_variables
 from memlog.tracer.module_stack import CallingLines
 
 _MAX_LEVELS: Final = 30
@@ -112,7 +112,7 @@ class OwnerSearch:
         """Owners of each reached object, as indexes into `_reached`."""
         self._expanded: set[int] = set()
         self._ignored = {id(container) for container in (*own, self._reached, self._index)}
-        self._ignored |= {known for known, name in self._modules.items() if _is_memlog_name(name)}
+        self._ignored |= {known for known, name in self._modules.items() if is_memlog_module(name)}
         self._ignored.add(id(own))
         self._truncated = False
 
@@ -319,12 +319,7 @@ def _is_looking(referrer: Any) -> bool:
         return is_memlog(referrer.f_code)
     if type(referrer) is FunctionType:
         return is_memlog(referrer.__code__)
-    module = type.__dict__["__module__"].__get__(type(referrer))
-    return type(module) is str and _is_memlog_name(module)
-
-
-def _is_memlog_name(module: str) -> bool:
-    return module == "memlog" or module.startswith("memlog.")
+    return is_memlog_module(type.__dict__["__module__"].__get__(type(referrer)))
 
 
 def _module_namespaces() -> dict[int, str]:

@@ -113,10 +113,14 @@ class TimeBudget:
 
 MEMLOG: Final = str(Path(__file__).absolute().parents[1])
 """Folder of memlog."""
-_OF_TRAINERS: Final = re.compile(
-    r"[/\\]memlog_(accelerate|hydra|keras|lightning|ray|transformers)[/\\]\w+\.py$"
+_INTEGRATIONS: Final = (
+    "accelerate|hydra|keras|lightning|mlflow|otlp|prometheus|pytest|ray|swanlab|tensorboard|trackio"
+    "|transformers|wandb|webhook"
 )
+_FILES: Final = re.compile(rf"[/\\]memlog_({_INTEGRATIONS})[/\\]\w+\.py$")
 """Files of the integrations, whose functions have the trainer as an argument while a search runs."""
+_MODULES: Final = re.compile(rf"memlog(_({_INTEGRATIONS}))?(\.|$)")
+"""Modules of memlog and of its integrations. A program of a user can have the name ``memlog_test``."""
 
 
 class Variable(NamedTuple):
@@ -127,8 +131,13 @@ class Variable(NamedTuple):
 
 
 def is_memlog(code: CodeType) -> bool:
-    """Return whether a function is memlog's, or of one of its integrations for trainers."""
-    return code.co_filename.startswith(MEMLOG) or bool(_OF_TRAINERS.search(code.co_filename))
+    """Return whether a function is memlog's, or of one of its integrations."""
+    return code.co_filename.startswith(MEMLOG) or bool(_FILES.search(code.co_filename))
+
+
+def is_memlog_module(name: object) -> bool:
+    """Return whether a module, or a class's ``__module__``, is memlog's or of one of its integrations."""
+    return type(name) is str and _MODULES.match(name) is not None
 
 
 def running_variables(is_program: Callable[[str], bool]) -> dict[int, Variable]:

@@ -53,6 +53,7 @@ from memlog.leaks.owner_chain import (
     variables_of,
 )
 from memlog.leaks.owner_text import PYPLOT_FIGURES
+from memlog.leaks.process_objects import is_memlog_module
 from memlog.torchside.tensors import DisableTorchFunctionSubclass
 from memlog.tracer.module_stack import CallingLines
 
@@ -159,7 +160,8 @@ class ProgramWalk:
             yield lambda code=code: _locals(code)  # type: ignore[misc] # likewise
 
     def _is_program_module(self, name: object) -> bool:
-        file = module_file(name)
+        # An integration that is installed from its sources is in no folder of packages.
+        file = "" if is_memlog_module(name) else module_file(name)
         return bool(file) and self._lines.is_program(file)
 
     def _visit(self, start: Start, value: Any) -> None:
@@ -296,8 +298,7 @@ def _arrow_types() -> tuple[Any, ...]:
 def _kind_of(kind: type) -> object:
     if any(base is atom for base in bases(kind) for atom in _ATOMS):
         return None
-    module = class_namespace(kind).get("__module__")
-    if type(module) is str and module.partition(".")[0] == "memlog":
+    if is_memlog_module(class_namespace(kind).get("__module__")):
         return None
     if is_buffer(kind):
         return _BUFFERS

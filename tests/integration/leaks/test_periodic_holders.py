@@ -1,6 +1,7 @@
 """Real programs that keep memory at each evaluation: the holder is named. Bounded ones are not."""
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,53 @@ def test_an_evaluation_that_keeps_the_last_few_is_not_named(tmp_path: Path) -> N
     bounded = "trainer.best = [*trainer.best, torch.ones(2_000_000)][-3:]"
     losses = "trainer.history.append(float(step))"
     assert findings(f"{bounded}; {losses}", tmp_path, 600) == []
+
+
+def test_a_callbacks_list_is_named_and_not_the_integrations_list_of_trainers(
+    tmp_path: Path,
+) -> None:
+    script = """
+    import torch
+    import transformers
+    import memlog
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(128, 128)
+        def forward(self, x=None, labels=None):
+            return {"loss": torch.nn.functional.mse_loss(self.inner(x), labels)}
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100_000
+        def __getitem__(self, index):
+            return {"x": torch.randn(128), "labels": torch.randn(128)}
+
+    class KeepStates(transformers.TrainerCallback):
+        def __init__(self):
+            self.history = []
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step % 20 == 19:
+                self.history.append(torch.ones(2_000_000))
+            if any("history" in alert.title for alert in alerts):
+                control.should_training_stop = True
+
+    def main():
+        arguments = transformers.TrainingArguments(
+            "out", max_steps=6_000, save_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
+        )
+        transformers.Trainer(
+            model=Model(), args=arguments, train_dataset=Rows(), callbacks=[KeepStates()]
+        ).train()
+
+    alerts = []
+    torch.set_num_threads(1)
+    memlog.init("local", name="trains", on_alert=alerts.append)
+    main()
+    memlog.finish()
+    """
+    child.run(textwrap.dedent(script), tmp_path, OMP_NUM_THREADS="1")
+    found = holder(list(_read(tmp_path / "memlog_runs")))
+    assert found.title.startswith("`self.callback_handler.callbacks[…].history`, a list in `")
+    assert (found.where or "").startswith("train.py:")

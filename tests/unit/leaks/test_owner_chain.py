@@ -9,13 +9,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from memlog._internal.inert_access import _uses_locals, container_base
 from memlog.leaks.owner_chain import OwnerSearch
 from memlog.leaks.owner_text import describe
-from memlog.leaks.process_objects import TimeBudget
+from memlog.leaks.process_objects import TimeBudget, is_memlog, is_memlog_module
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,6 +74,18 @@ def owner_of(make_target):
     search = OwnerSearch(TimeBudget(60.0), [target])
     (chain,) = search.chains(target)
     return None if chain is None else describe(chain, frozenset())
+
+
+def test_memlog_and_its_integrations_are_no_owners():
+    folder = Path(__file__).parents[3] / "integrations"
+    integrations = [path.name for path in folder.glob("memlog_*")]
+    assert len(integrations) > 10
+    for module in (*integrations, *[f"{name}.callback" for name in integrations], "memlog.bus"):
+        assert is_memlog_module(module)
+    for name in integrations:
+        assert is_memlog(compile("pass", f"/home/me/{name}/__init__.py", "exec"))
+    for module in ("memlog_test", "memlogger", "my.memlog", None):
+        assert not is_memlog_module(module)
 
 
 def test_an_object_in_a_local_list():
