@@ -22,7 +22,7 @@ import itertools
 import operator
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress, islice, repeat, starmap
@@ -302,9 +302,17 @@ def instances(*classes: type) -> list[Any]:
     Only types are compared, and without Python code: isinstance() may run a property `__class__` of an
     object, and a loop in Python would take ten times as long.
     """
-    kinds, waiting = set(classes), list(classes)
+    kinds = with_subclasses(classes)
+    return tracked_objects(lambda types: map(kinds.__contains__, map(id, types)))
+
+
+def with_subclasses(classes: Iterable[type]) -> dict[int, type]:
+    """Return classes and their subclasses by their identities: to hash a class can run Python code."""
+    kinds: dict[int, type] = {id(kind): kind for kind in classes}
+    waiting = list(kinds.values())
     while waiting:
-        inner: set[type] = set(type.__subclasses__(waiting.pop())) - kinds
-        kinds |= inner
-        waiting += inner
-    return tracked_objects(lambda types: map(kinds.__contains__, types))
+        inner: list[type] = type.__subclasses__(waiting.pop())
+        new = {id(kind): kind for kind in inner if id(kind) not in kinds}
+        kinds |= new
+        waiting += new.values()
+    return kinds

@@ -7,6 +7,7 @@ import functools
 import linecache
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from memlog._internal.terminal import source_name
@@ -51,16 +52,20 @@ class Addition(NamedTuple):
     functions: tuple[str, ...] = ()
 
 
-def additions(file: str, name: str) -> list[Addition]:
-    """Return the statements of a file that add to the variable or attribute ``name``."""
-    nodes = list(_nodes(file, name))
+@functools.lru_cache(256)
+def additions(file: str, name: str) -> tuple[Addition, ...]:
+    """Return the statements of a file that add to the variable or attribute ``name``.
+
+    A search asks for the same name several times, and to parse a file takes most of its time.
+    """
+    nodes = _nodes(file, name)
     statements = {statement for node in nodes for statement in _addition(node, name)}
     if not statements:
-        return []
+        return ()
     # `ast.walk` gives the outer ones first.
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS)]
-    return [
+    return tuple(
         Addition(
             statement.line,
             statement.value,
@@ -68,7 +73,7 @@ def additions(file: str, name: str) -> list[Addition]:
             tuple(outer.name for outer in functions if _covers(outer, statement.line)),
         )
         for statement in sorted(statements)
-    ]
+    )
 
 
 def adds_to_itself(file: str, name: str) -> bool:
@@ -95,7 +100,7 @@ def limiting_line(file: str, name: str, line: int) -> int | None:
     other methods of a class, those count that the file calls in a loop, such as ``end_epoch``, or that are
     named ``on_…``, which a trainer calls. ``None``: there is none. Whether it works is unknown.
     """
-    nodes = list(_nodes(file, name))
+    nodes = _nodes(file, name)
     functions = [node for node in nodes if isinstance(node, _FUNCTIONS) and _covers(node, line)]
     inside = list(ast.walk(functions[-1])) if functions else nodes  # the innermost is the last
     again = nodes if functions and _is_called_in_a_loop(functions[-1], nodes) else []
@@ -219,7 +224,7 @@ def _has_length(value: ast.AST, name: str) -> bool:
 @functools.lru_cache(256)
 def _keeps(file: str, name: str, *, in_place: bool) -> list[bool]:
     """Return for each statement that adds to ``name`` whether its loop or function keeps what was there."""
-    nodes = list(_nodes(file, name))
+    nodes = _nodes(file, name)
     joining = _joining_functions(nodes)
     assigned = [(node, value) for node in nodes for value in _assigned(node, name)]
     joins = [node for node, value in assigned if value is not None and _joins(value, name, joining)]
@@ -354,7 +359,7 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
     Calls in loops and functions come first, because they can run repeatedly. Return nothing if the file does
     not contain ``word``.
     """
-    nodes = list(_nodes(file, word))
+    nodes = _nodes(file, word)
     again = {id(inner) for node in nodes if isinstance(node, _REPEATS) for inner in ast.walk(node)}
     calls = (node for node in nodes if isinstance(node, ast.Call))
     methods = ((call, call.func) for call in calls if isinstance(call.func, ast.Attribute))
@@ -363,18 +368,34 @@ def _calls(file: str, word: str, method: re.Pattern[str]) -> list[Addition]:
     return [Addition(call.lineno, "") for call in matching]
 
 
-def _nodes(file: str, word: str = "") -> Iterator[ast.AST]:
-    """Yield the nodes of a source file's syntax tree, or nothing if the file does not contain ``word``."""
+_PARSED: Final[list[dict[str, list[ast.AST]]]] = []
+"""Nodes of files, by `parsing_once` blocks."""
+
+
+@contextmanager
+def parsing_once() -> Iterator[None]:
+    """Parse each file once within the block. Syntax trees are large, so none is kept after it."""
+    _PARSED.append({})
+    try:
+        yield
+    finally:
+        _PARSED.pop()
+
+
+def _nodes(file: str, word: str = "") -> list[ast.AST]:
+    """Return the nodes of a source file's syntax tree; empty if the file does not contain ``word``."""
     text = "".join(linecache.getlines(file))
     # Parsing is slow, and many files do not contain the word.
     if not text or len(text) > _MAX_CHARACTERS or word not in text:
-        return
-    try:
-        tree = ast.parse(text)
-    # A `ValueError` is for null bytes, and the last two are for code that is nested too deeply.
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    yield from ast.walk(tree)
+        return []
+    parsed: dict[str, list[ast.AST]] = next(iter(_PARSED[-1:]), {})
+    if text not in parsed:
+        try:
+            parsed[text] = list(ast.walk(ast.parse(text)))
+        # A `ValueError` is for null bytes, and the last two are for code that is nested too deeply.
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return []
+    return parsed[text]
 
 
 def _is_first(call: ast.Call, functions: tuple[str, ...], name: str) -> bool:

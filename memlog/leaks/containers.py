@@ -18,8 +18,8 @@ import types
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, repeat
-from operator import is_not
+from itertools import compress, islice, repeat
+from operator import is_not, not_
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from memlog._internal.inert_access import (
+    CONTAINERS,
     bases,
     class_namespace,
     container_base,
@@ -67,6 +68,8 @@ _LOOKED: Final = 64
 """Number of elements of a list, or at each end of a dictionary, among which a slot is looked for first."""
 _FEW: Final = 16
 """A shorter list or dictionary is not looked at for slots."""
+_PLAIN: Final = frozenset(map(id, CONTAINERS))
+"""Identities of the containers' own types, without subclasses."""
 _SAMPLE: Final = 4
 """Number of a container's newest elements whose size is measured."""
 _SHARED: Final = (
@@ -126,14 +129,23 @@ class Census:
         self.huge: set[int] = set()
         kinds = KindTable(container_kind)
         for batch in budget.batches(objects):
-            for container, base in kinds.select(batch):
-                length = container_length(container, base)
-                if length:
-                    self.lengths[id(container)] = length
-                    if length > _HUGE:
-                        self.huge.add(id(container))
+            is_plain = list(map(_PLAIN.__contains__, map(id, map(type, batch))))
+            # Nearly all containers are plain, and `len` runs no code of the program for them.
+            plain = list(compress(batch, is_plain))
+            self._add(list(map(id, plain)), list(map(len, plain)))
+            others = list(kinds.select(list(compress(batch, map(not_, is_plain)))))
+            self._add(
+                [id(container) for container, _ in others],
+                [container_length(container, base) for container, base in others],
+            )
             if len(self.lengths) >= _MAX_COUNTED:
                 return
+
+    def _add(self, numbers: list[int], lengths: list[int]) -> None:
+        self.lengths.update(compress(zip(numbers, lengths, strict=True), lengths))  # not empty ones
+        if max(lengths, default=0) > _HUGE:
+            pairs = zip(numbers, lengths, strict=True)
+            self.huge.update(number for number, length in pairs if length > _HUGE)
 
 
 def growing(

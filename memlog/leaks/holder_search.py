@@ -20,22 +20,26 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from memlog._internal.diagnostics import Diagnostics
+from memlog._internal.inert_access import CONTAINERS
+from memlog.leaks.assignment_lines import parsing_once
 from memlog.leaks.autograd_graphs import GraphWalk, KeptGraph
 from memlog.leaks.containers import Census, ContainerGrowth, element_size, growing, newest_elements
 from memlog.leaks.holders import Held, Holder, addition, holder_of, with_equals_joined
 from memlog.leaks.live_tensors import (
+    MODEL_PARTS,
     VIEWS,
     KnownModels,
     LiveTensors,
     gradients_with_graph,
     is_scalar,
+    parts_of_training,
     shown_bytes,
     views_of,
 )
 from memlog.leaks.other_causes import AllocationTrace, SizesAtEnds
 from memlog.leaks.owner_chain import Chain, OwnerSearch
 from memlog.leaks.owner_text import Owner, describe, describe_container
-from memlog.leaks.process_objects import TimeBudget, all_objects
+from memlog.leaks.process_objects import TimeBudget, all_objects, objects_of
 from memlog.leaks.watched_storages import Site, StorageWatch, WatchedStorage, may_watch
 from memlog.torchside.tensors import DisableTorchFunction, TensorBase
 
@@ -151,7 +155,7 @@ class HolderSearch:
             self._go_on_tracing(step, self._trace)
         elif self._begun_at is None:
             self._begun_at = step
-            self._censuses = [Census(all_objects(), self._budget)]
+            self._censuses = [Census(objects_of(*CONTAINERS), self._budget)]
         elif self._watch is None:
             self._begin_watching()
         elif not self._ended_at:
@@ -162,7 +166,7 @@ class HolderSearch:
             self._waited.append(time.process_time())
 
     def _begin_watching(self) -> None:
-        self._normal = KnownModels(all_objects(), self._budget)
+        self._normal = KnownModels(objects_of(*MODEL_PARTS), self._budget)
         if self._budget.spent:
             self.stop()
             return
@@ -180,7 +184,7 @@ class HolderSearch:
             watch.end()
             self._budget.take(watch.seconds)
             self._ended_at = step
-            self._censuses.append(Census(all_objects(), self._budget))
+            self._censuses.append(Census(objects_of(*CONTAINERS), self._budget))
 
     def _look(self, step: int, watch: StorageWatch) -> None:
         steps = step - (self._begun_at or 0)
@@ -299,17 +303,19 @@ class HolderReport:
         # dictionary, can be an element of a container that grows.
         self._known = frozenset(censuses[0].lengths.keys() & censuses[-1].lengths.keys())
         self._huge = censuses[-1].huge
-        self._parameters = normal.parameters(self._objects, budget)
+        parts = parts_of_training(self._objects, budget)
+        self._parameters = normal.parameters(parts, budget)
         self._usual = usual = normal.storages(self._parameters)
         self._alive = {key: storage for key, storage in watch.alive().items() if key not in usual}
         self._own: set[int] = set()
         """Watched storages of tensors that the program keeps, not only their graphs."""
-        self._tensors = LiveTensors(self._objects, frozenset(self._alive), watch.first_node, budget)
+        self._tensors = LiveTensors(parts, frozenset(self._alive), watch.first_node, budget)
 
     def holders(self) -> tuple[Holder, ...]:
         """Return descriptions of the owners, the fastest growth first. Call this method only once."""
         try:
-            return self._find()
+            with parsing_once():
+                return self._find()
         finally:
             # The list contains this report. This reference cycle would keep all objects alive.
             self._objects.clear()

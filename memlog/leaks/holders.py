@@ -292,7 +292,7 @@ def _subject(held: Held, kind: HolderKind, where: str | None, function: str, ste
             contents = re.sub(r"(\.\w+)\1{2,}", r"\1…", owner.contents)
             described = f"`{owner.expression}{contents}`"
         return f"{described}{place}{at} keeps what earlier steps made."
-    subject, gains = f"{described}, {owner.kind}", "gains"
+    subject, gains = f"{described}, {owner.kind or 'an object'}", "gains"
     if held.containers > 1:
         containers = f"{held.containers} containers ({type_name(owner.container)})"
         subject, gains = f"{described} and the like, {containers}", "gain"
@@ -316,6 +316,8 @@ def _gain(held: Held, kind: HolderKind, steps: int) -> str:
     }.get(kind, "tensor" if _has_tensors_for_elements(held) else "element")
     if growth.base is bytearray:
         noun = "byte"
+    elif owner.container is None:  # what grows is the dictionary of an object's attributes
+        noun = "attribute"
     rate = growth.gained / steps
     if round(rate, 1) == 1:
         return f"one {noun} per step"

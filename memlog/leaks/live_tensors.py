@@ -94,6 +94,16 @@ class LiveTensors:
             self.roots.append((number, holder, node))
 
 
+MODEL_PARTS: Final = (torch.Tensor, torch.optim.Optimizer)
+"""Classes of the objects that `KnownModels` looks at."""
+
+
+def parts_of_training(objects: list[Any], budget: TimeBudget) -> list[Any]:
+    """Return the tensors, autograd nodes and optimizers among objects, in their order."""
+    table = KindTable(lambda kind: _kind(kind) or _model_part(kind))
+    return [value for value, _ in table.select_until_spent(objects, budget)]
+
+
 _NO_SEQUENCE: Final = 2**62
 """Minimum sequence number of nodes that no forward operation made. These nodes accumulate gradients."""
 

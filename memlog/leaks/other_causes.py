@@ -82,11 +82,11 @@ def figures(step: int) -> Figures:
     tensors: int | None = 0
     if "torch" in sys.modules:
         from memlog.leaks.live_tensors import tensor_bytes  # noqa: PLC0415
-        from memlog.leaks.process_objects import all_objects  # noqa: PLC0415 - they load parts of torch
+        from memlog.leaks.process_objects import objects_of  # noqa: PLC0415 - they load parts of torch
 
         budget = TimeBudget(_COUNT_SECONDS)
         with budget.running():
-            tensors = tensor_bytes(all_objects(), budget)
+            tensors = tensor_bytes(objects_of(sys.modules["torch"].Tensor), budget)
     return Figures(step, read_heap(), tensors, read_sqlite_bytes())
 
 

@@ -27,7 +27,12 @@ from types import (
 )
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from memlog._internal.inert_access import LIVE_LOCALS, local_variables, tracked_objects
+from memlog._internal.inert_access import (
+    LIVE_LOCALS,
+    local_variables,
+    tracked_objects,
+    with_subclasses,
+)
 
 _SHARE = 0.01
 _BATCH = 20_000
@@ -186,9 +191,24 @@ def all_objects() -> list[Any]:
     objects = tracked_objects(
         lambda types: map(operator.not_, map(_OF_CODE.__contains__, map(id, types)))
     )
-    for frame in _running_frames():
-        objects += itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
+    objects += _untracked()
     return objects
+
+
+def objects_of(*classes: type) -> list[Any]:
+    """Return those of `all_objects` that are instances of classes or of their subclasses.
+
+    This takes half the time of selecting them from all objects.
+    """
+    wanted = with_subclasses(classes)
+    objects = tracked_objects(lambda types: map(wanted.__contains__, map(id, types)))
+    objects += (value for value in _untracked() if id(type(value)) in wanted)
+    return objects
+
+
+def _untracked() -> Iterator[Any]:
+    for frame in _running_frames():
+        yield from itertools.filterfalse(gc.is_tracked, local_variables(frame).values())
 
 
 def _running_frames() -> Iterator[FrameType]:

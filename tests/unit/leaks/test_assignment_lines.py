@@ -8,10 +8,12 @@ import pytest
 
 from memlog.leaks.assignment_lines import (
     Addition,
+    _nodes,
     added_groups,
     additions,
     adds_to_itself,
     limiting_line,
+    parsing_once,
     registrations,
     replaced,
 )
@@ -35,7 +37,7 @@ from memlog.leaks.assignment_lines import (
 def test_statements_that_add_are_found(tmp_path, line, value):
     file = tmp_path / "train.py"
     file.write_text(f"history = []\n{line}\nprint(history)\n")
-    assert additions(str(file), "history") == [Addition(2, value)]
+    assert additions(str(file), "history") == (Addition(2, value),)
 
 
 def test_the_classes_and_functions_around_a_statement_are_known(tmp_path):
@@ -44,7 +46,7 @@ def test_the_classes_and_functions_around_a_statement_are_known(tmp_path):
         "class Meter:\n    def add(self, x):\n        self.history.append(x)\n"
         "def fit():\n    def inner():\n        history.append(1)\n"
     )
-    assert additions(str(file), "history") == [
+    assert list(additions(str(file), "history")) == [
         Addition(3, "x", ("Meter",), ("add",)),
         Addition(6, "", (), ("fit", "inner")),
     ]
@@ -54,7 +56,7 @@ def test_the_classes_and_functions_around_a_statement_are_known(tmp_path):
 def test_other_statements_are_not(tmp_path, line):
     file = tmp_path / "train.py"
     file.write_text(f"{line}\n")
-    assert additions(str(file), "history") == []
+    assert additions(str(file), "history") == ()
 
 
 def test_registered_hooks_are_found(tmp_path):
@@ -88,7 +90,7 @@ def test_what_a_line_replaces(tmp_path, statement, name):
 
 
 def test_a_file_that_does_not_exist_has_none():
-    assert additions("<stdin>", "history") == []
+    assert additions("<stdin>", "history") == ()
 
 
 @pytest.mark.parametrize(
@@ -196,3 +198,13 @@ def test_a_limit_is_found(tmp_path: Path, text: str, line: int) -> None:
 )
 def test_what_limits_nothing_is_not_taken_for_a_limit(tmp_path: Path, text: str) -> None:
     assert limited_line(tmp_path, text) is None
+
+
+def test_a_file_is_parsed_once_in_a_block_and_no_tree_is_kept_after_it(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("history.append(1)\nlosses.append(2)\n")
+    with parsing_once():
+        nodes = _nodes(str(file), "history")
+        assert nodes[0] is _nodes(str(file), "losses")[0]
+        assert _nodes(str(file), "other") == []
+    assert nodes[0] is not _nodes(str(file), "history")[0]

@@ -9,8 +9,9 @@ from collections import Counter, OrderedDict, defaultdict, deque
 import numpy as np
 import pytest
 
+from memlog._internal.inert_access import CONTAINERS, container_base
 from memlog.leaks.containers import Census, element_size, growing
-from memlog.leaks.process_objects import TimeBudget, all_objects
+from memlog.leaks.process_objects import TimeBudget, all_objects, objects_of
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -50,6 +51,37 @@ def add_to(container, number):
             add(container, number)
             return
     dict.__setitem__(container, number, float(number))
+
+
+class Meta(type):
+    def __hash__(cls):
+        raise AssertionError
+
+
+class OddList(list, metaclass=Meta):
+    """A list whose class can't be hashed."""
+
+
+def test_containers_alone_are_counted_as_among_all_objects():
+    kept = [
+        Hostile([1]),
+        OddList([1, 2]),
+        bytearray(b"123"),
+        {1: 2},
+        Counter("aab"),
+        [],
+        deque([1]),
+    ]
+    of_containers = objects_of(*CONTAINERS)
+    among_all = [one for one in all_objects() if container_base(one) is not None]
+    own = {id(one) for one in kept}
+    found = [own.intersection(map(id, some)) for some in (of_containers, among_all)]
+    # A bytearray, and a dictionary of numbers, are not tracked: they are known by their variable alone.
+    assert found[0] == found[1]
+    assert len(found[0]) == 5
+    censuses = [Census(some, budget()).lengths for some in (of_containers, among_all)]
+    lengths = [[census.get(id(one)) for one in kept] for census in censuses]
+    assert lengths[0] == lengths[1] == [1, 2, None, None, 2, None, 1]
 
 
 @pytest.mark.parametrize(

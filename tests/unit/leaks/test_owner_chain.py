@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from memlog._internal.inert_access import _uses_locals, container_base
+from memlog.leaks.containers import ContainerGrowth
+from memlog.leaks.holders import Held, holder_of
 from memlog.leaks.owner_chain import OwnerSearch
-from memlog.leaks.owner_text import describe
+from memlog.leaks.owner_text import describe, describe_container
 from memlog.leaks.process_objects import TimeBudget, is_memlog, is_memlog_module
 
 
@@ -93,6 +95,16 @@ def test_an_object_in_a_local_list():
     found = owner_of(lambda: history[:1])
     assert (found.expression, found.kind) == ("history", "a list")
     assert found.place == "in `test_an_object_in_a_local_list()`"
+
+
+def test_an_object_that_gains_attributes():
+    kept = Box(Target())
+    (chain,) = OwnerSearch(TimeBudget(60.0)).chains([vars(kept)])
+    growth = ContainerGrowth(vars(kept), dict, 20)
+    held = Held(describe_container(chain), growth, 4, element_rate=1_000.0)
+    assert holder_of(held, 10).title.startswith(
+        "`kept`, an object in `test_an_object_that_gains_attributes()`, gains 2 attributes per step."
+    )
 
 
 def test_an_object_in_a_global_list():
