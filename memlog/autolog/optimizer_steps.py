@@ -14,6 +14,7 @@ memory there would break the graph.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -324,12 +325,17 @@ INACTIVE_SECONDS = 1.0
 this time has passed. Of threads that share a processor, one may make many steps in the other's pause."""
 
 
+_AHEAD = 4
+"""If another thread is ahead of the leading one by more steps than this and than a quarter, for as long as
+`INACTIVE_SECONDS`, it is the faster one. Threads of one speed do not take turns in leading."""
+
+
 class TrainingThreads:
     """Threads that step optimizers. One leads: its steps are the session's steps.
 
     Each thread has a clock of its own, so optimizers of different threads do not mix. Another thread takes
-    the lead if the leading thread has ended, if its optimizer is deleted, or if it is inactive. The main
-    thread takes the lead in any case, and keeps it: what a helper thread trains beside it is not the
+    the lead if the leading thread has ended, if its optimizer is deleted, or if it is inactive or slower. The
+    main thread takes the lead in any case, and keeps it: what a helper thread trains beside it is not the
     program's training. If both have trained at the same time, the other thread takes the lead only with a
     step that the leading thread has not reached. So four threads with 300 steps each make 300 steps.
 
@@ -383,8 +389,10 @@ class TrainingThreads:
         is_parallel = leading.total > other.first_total
         may_lead = not is_parallel or other.total > leading.total
         # The main thread can evaluate for minutes. If it has not stepped since the other one began, it waits.
-        pauses = is_parallel and leading.thread is not None and leading.thread.is_main
-        is_left = leading.has_ended or (other.is_alone and not pauses)
+        is_main = leading.thread is not None and leading.thread.is_main
+        pauses = is_parallel and is_main
+        is_slower = other.is_faster and not is_main
+        is_left = leading.has_ended or is_slower or (other.is_alone and not pauses)
         may_lead = may_lead and (is_left or other.identity.is_main)
         # If the lock is taken, the leading thread is within a step.
         if not may_lead or not lock.acquire(blocking=False):
@@ -437,6 +445,7 @@ class _OtherThread:
         self.first_total = self._leads = first_total
         self.total = self._alone = 0
         self._since = monotonic()
+        self._ahead_since = math.inf
 
     def count(self, leads: int) -> None:
         """Count a step. ``leads`` is the number of steps that the leading thread has made."""
@@ -444,6 +453,15 @@ class _OtherThread:
         self._alone += 1
         if leads != self._leads:
             self._alone, self._since, self._leads = 1, monotonic(), leads
+        if self.total - leads <= max(_AHEAD, leads // 4):
+            self._ahead_since = math.inf
+        elif self._ahead_since == math.inf:
+            self._ahead_since = monotonic()
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the leading thread is slower."""
+        return monotonic() - self._ahead_since >= INACTIVE_SECONDS
 
     @property
     def is_alone(self) -> bool:

@@ -25,7 +25,8 @@ class UsersAxis:
 
     If some numbers rise by one per optimizer step, their axis is the one. Otherwise it is the axis of the
     number at which the user logged most since the last step. Numbers behind memlog's steps, such as epochs,
-    change nothing. A single number on another axis changes nothing if an axis was known before it.
+    change nothing, unless a run goes on from a checkpoint that is older than its last step. A single number
+    on another axis changes nothing if an axis was known before it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class UsersAxis:
             counts: How often the user logged at each number since the last step.
         """
         if counts:
-            self._move(own, counts)
+            self._move(own, counts, goes_on=own > position)
         if self._ahead == self._told:
             return None
         bucket = bucket_start(max(position, 0))
@@ -59,9 +60,9 @@ class UsersAxis:
         self._told, self._bucket = self._ahead, bucket
         return own + self._ahead
 
-    def _move(self, own: int, counts: Mapping[int, int]) -> None:
+    def _move(self, own: int, counts: Mapping[int, int], *, goes_on: bool) -> None:
         self._lines = {number - own: self._lines.get(number - own, 0) + 1 for number in counts}
-        found = self._of_steps(own, counts)
+        found = self._of_steps(own, counts, goes_on=goes_on)
         if found is None:
             found = self._of_most(own, counts)
         else:
@@ -72,8 +73,11 @@ class UsersAxis:
         if found is not None:
             self._ahead, self._since = found - own, found
 
-    def _of_steps(self, own: int, counts: Mapping[int, int]) -> int | None:
-        """Return the user's number of an optimizer step; ``None`` if no number is one."""
+    def _of_steps(self, own: int, counts: Mapping[int, int], *, goes_on: bool) -> int | None:
+        """Return the user's number of an optimizer step; ``None`` if no number is one.
+
+        ``goes_on``: True if an earlier process has written to the run.
+        """
         if own == 0 or len(counts) > _FEW:
             return None
         found = [
@@ -83,7 +87,11 @@ class UsersAxis:
             if (abs(number - own) <= 1 and not self._ahead)
             or self._lines[number - own] >= _ON_A_LINE
         ]
-        return max(own, *found) if found else None
+        if not found:
+            return None
+        # The steps after the checkpoint are made again.
+        is_behind = goes_on and not self._has_steps
+        return max(found) if is_behind else max(own + min(self._ahead, 0), *found)
 
     def _of_most(self, own: int, counts: Mapping[int, int]) -> int | None:
         """Return the number at which the user logged most, if the steps are to go on from it."""

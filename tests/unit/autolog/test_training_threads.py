@@ -102,6 +102,19 @@ def test_a_thread_that_goes_on_alone_takes_the_lead_where_the_other_was(
     assert (counter.counted, counter.beside) == (60, 40)
 
 
+def test_the_fastest_thread_leads(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_steps, "INACTIVE_SECONDS", 0.0)
+    slow, fast = Thread(), Thread()
+    for _ in range(30):
+        slow.step()
+        fast.step(10)
+    assert counter.counted >= 295
+    fast.end()
+    slow.step(30)
+    assert 295 <= counter.counted <= 300
+    slow.end()
+
+
 def test_a_thread_far_behind_repeats_no_steps(counter: Counter) -> None:
     first, second = Thread(), Thread()
     first.step(5)

@@ -10,11 +10,11 @@ Logged = Callable[[int], Mapping[int, int]]
 """Function from a step to the numbers at which the program logs before the step, with their counts."""
 
 
-def numbers(logged: Logged, steps: int) -> list[int]:
-    """Return each step's number on the axis."""
+def numbers(logged: Logged, steps: int, begin: int = 0) -> list[int]:
+    """Return each step's number on the axis. ``begin``: Steps that an earlier process has made."""
     axis, ahead, found = UsersAxis(), 0, []
-    for step in range(steps):
-        told = axis.number_to_tell(step, step, logged(step))
+    for step in range(begin, steps):
+        told = axis.number_to_tell(step, step - begin, logged(step))
         ahead = ahead if told is None else told - step
         found.append(step + ahead)
     return found
@@ -45,6 +45,25 @@ def test_an_axis_of_optimizer_steps_stays_memlogs(logged: Logged) -> None:
 def test_numbers_of_a_resumed_trainer_are_followed_beside_its_samples() -> None:
     found = numbers(lambda step: {1000 + step: 1, 256 * (1000 + step): 1} if step else {}, 50)
     assert found[3:] == list(range(1003, 1050))
+
+
+def test_a_run_goes_on_from_its_last_checkpoint() -> None:
+    """It is ten steps older than the run's last step."""
+    for logged in (lambda step: {step - 10: 1}, lambda step: {step - 10: 1, 32 * (step - 10): 1}):
+        assert numbers(logged, 100, begin=60)[3:] == list(range(53, 90))
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [
+        lambda step: {step // 20: 1},
+        lambda step: {step: 1, step % 20: 1},
+        lambda step: {step // 7: 3},
+    ],
+    ids=["epochs", "batches", "many epochs"],
+)
+def test_numbers_behind_a_run_that_goes_on_are_no_checkpoint(logged: Logged) -> None:
+    assert numbers(logged, 200, begin=60) == own(200, 60)
 
 
 def test_an_iteration_counts_steps_that_the_scaler_skipped() -> None:
