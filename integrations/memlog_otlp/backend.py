@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memlog._internal.processes import described
-from memlog.sink import ClientBackend, ClientVariables, Connection
+from memlog.errors import MemlogError
+from memlog.sink import ClientBackend, ClientVariables, Connection, Target
 
 RANK = "MEMLOG_RANK"
 """Variable that tells memlog's helper process the training process's rank."""
@@ -27,3 +28,11 @@ class OtlpBackend(MetricsBackend):
     requires = "opentelemetry.exporter.otlp.proto.http"
     sink = "memlog_otlp.sink:OtlpSink"
     variables = ClientVariables(("OTEL_",))
+
+    def problem(self) -> str | None:
+        """Return why nothing can be exported; ``None`` if the endpoint takes connections."""
+        try:
+            self.open_sink(Target("doctor", None, connection=self.connection())).probe()
+        except MemlogError as error:
+            return str(error)
+        return None

@@ -326,9 +326,7 @@ def _tracker(backend: Backend, *, is_named: bool) -> Check:
         return Check(name, "note", f"{version}, {name.upper()}_MODE={mode}: no server is asked")
     address = connection.uri or home.address
     if address is None:
-        return Check(
-            name, "ok", f"{version}, in {' or '.join(home.defaults) or 'its default store'}"
-        )
+        return _without_address(backend, version, home.defaults, is_named=is_named)
     path = path_of(address)
     shown = bare_address(address) if path is None else str(path)
     is_set_up = is_named or connection.uri or home.credentials or any(netrc_files(address))
@@ -349,6 +347,20 @@ def _tracker(backend: Backend, *, is_named: bool) -> Check:
         f"{version}, {problem}",
         f"correct {next(variables, 'its address')}, or start it; runs are kept, and `memlog sync` "
         "delivers them later",
+    )
+
+
+def _without_address(
+    backend: Backend, version: str, defaults: tuple[str, ...], *, is_named: bool
+) -> Check:
+    """Check a backend that has no address. The client may have one, such as OpenTelemetry's."""
+    ask = getattr(backend, "problem", None)
+    problem = ask() if is_named and ask is not None else None
+    if problem is not None:
+        remedy = "correct its variables, or start it"
+        return Check(backend.name, "problem", f"{version}, {problem}", remedy)
+    return Check(
+        backend.name, "ok", f"{version}, in {' or '.join(defaults) or 'its default store'}"
     )
 
 

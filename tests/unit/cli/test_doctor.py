@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -130,6 +129,18 @@ def test_nothing_listens_at_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "s3cret" not in text
 
 
+def test_an_exporters_endpoint_takes_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLOG_BACKEND", "otlp")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    refused = f"the OTLP endpoint at {address} does not answer (connection refused)"
+    assert checks(1)["otlp"].text.endswith(refused)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    assert "set it to http/protobuf or grpc" in checks(1)["otlp"].text
+
+
 def test_a_server_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -141,8 +152,10 @@ def test_a_search_for_a_host_can_take_no_longer_than_all_trackers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "_PATIENCE", 0.1)
-    monkeypatch.setattr(doctor, "_tracker", lambda *_, **__: time.sleep(1))
+    told = threading.Event()
+    monkeypatch.setattr(doctor, "_tracker", lambda *_, **__: told.wait(60))
     found = checks(1)
+    told.set()
     assert found["wandb"].text == "no answer within 0.1 s"
 
 
