@@ -133,7 +133,8 @@ class Prometheus(ServerProcess):
 
 def expressions() -> list[str]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"].replace("$run", ".*") for panel in panels for target in panel["targets"]]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [query.replace("$run", ".*").replace("$__range", "1h") for query in queries]
 
 
 @pytest.mark.skipif(
@@ -160,6 +161,8 @@ def test_a_real_prometheus_has_the_runs_memory(port: int, tmp_path: Path) -> Non
             time.sleep(0.2)
         else:
             raise AssertionError([query for query, rows in shown.items() if not rows])
+        [trainings] = [query for query in shown if "memlog_run_info" in query]
+        assert len(shown[trainings]) == 1
     finally:
         server.stop(signal.SIGTERM)
         _, errors = program.communicate("x", timeout=60)
