@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from memlog._internal.diagnostics import Diagnostics
 from memlog._internal.terminal import MIB
 from memlog.errors import ConfigurationError
 from memlog.estimates.as_on_cuda import as_on_cuda
@@ -188,10 +189,21 @@ def traced_training(
     return TracedTraining(*traces, set_up, same, on_host, recurrent, of_steps)
 
 
+class _Faults(Diagnostics):
+    """Errors inside the tracer. Those that a fake tensor raises are not logged: the step ends with them."""
+
+    def fault(self, where: str, error: BaseException) -> None:
+        if isinstance(error, ConfigurationError):
+            self.count_fault(where)
+        else:
+            super().fault(where, error)
+
+
 def _window(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> TraceWindow:
     return TraceWindow(
         model,
         optimizers=optimizers,
+        diagnostics=_Faults(),
         device="cpu",
         engine="dispatch",
         max_events=MAX_EVENTS,

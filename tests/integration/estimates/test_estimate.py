@@ -581,3 +581,10 @@ def test_what_an_estimate_would_get_wrong_is_refused() -> None:
 def test_the_flame_graph_opens_in_speedscope(tmp_path: Path) -> None:
     file = estimated().export_flame_graph(tmp_path / "step.speedscope.json")
     assert json.loads(file.read_text())["$schema"].endswith("file-format-schema.json")
+
+
+def test_a_step_without_its_model_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(8, 8)
+    with pytest.raises(memlog.ConfigurationError, match="pass model="):
+        memlog.estimate(lambda: model(torch.randn(4, 8)).sum().backward())
+    assert caplog.records == []
